@@ -1,0 +1,193 @@
+"""What a host looks like right now. Every value is Known or Unknown; unknown is never no, empty or zero."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Generic, TypeAlias, TypeVar
+
+from gpufleet.names import GpuUuid, HostName
+
+T_co = TypeVar("T_co", covariant=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Known(Generic[T_co]):
+    """The host told us."""
+
+    value: T_co
+
+
+@dataclass(frozen=True, slots=True)
+class Unknown:
+    """We could not look, or did not understand the answer; why."""
+
+    reason: str
+
+
+Fact: TypeAlias = Known[T_co] | Unknown
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MigInstance:
+    """One slice with a compute instance.
+
+    Attributes:
+        uuid: `MIG-...` as `nvidia-smi -L` prints it.
+        profile: name with its suffix (`1g.10gb+me`), from `-lgi` where it was printed.
+        gi, ci: GPU instance and compute instance ids.
+        start, size: placement in memory slots of the GPU.
+        memory_mib: memory of the slice.
+    """
+
+    uuid: str
+    profile: str
+    gi: Fact[int]
+    ci: Fact[int]
+    start: Fact[int]
+    size: Fact[int]
+    memory_mib: Fact[int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MigFact:
+    """MIG of one GPU.
+
+    Attributes:
+        capable: whether the GPU can be cut at all (`[N/A]` means it cannot).
+        current, pending: `Enabled` or `Disabled` as booleans.
+        instances: slices seen now.
+    """
+
+    capable: Fact[bool]
+    current: Fact[bool]
+    pending: Fact[bool]
+    instances: Fact[tuple[MigInstance, ...]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuProcess:
+    """A process on a GPU as nvidia-smi lists it; `gi` is None outside MIG."""
+
+    pid: int
+    name: str
+    memory_mib: Fact[int]
+    gi: int | None = None
+    ci: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuFact:
+    """One GPU. Memory in MiB, temperature in degrees Celsius, utilization in percent."""
+
+    index: int
+    uuid: GpuUuid
+    name: str
+    bus_id: str
+    memory_total_mib: Fact[int]
+    memory_used_mib: Fact[int]
+    temperature_c: Fact[int]
+    utilization_pct: Fact[int]
+    driver: Fact[str]
+    mig: MigFact
+    processes: Fact[tuple[GpuProcess, ...]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContainerFact:
+    """One container, running or not, as the runtime's `inspect` describes it.
+
+    Attributes:
+        id: full id.
+        state: `created`, `running`, `restarting`, `paused`, `exited`, `dead`.
+        ports: published host ports, and every port when it shares the host's network and says so by label.
+        devices: GPU or MIG UUIDs or indexes it was given, or `all`.
+        created_at, started_at: RFC 3339 as the runtime printed them.
+    """
+
+    id: str
+    name: str
+    image: str
+    image_id: str
+    state: str
+    exit_code: int
+    restart_policy: str
+    restart_count: int
+    labels: Mapping[str, str]
+    ports: tuple[int, ...]
+    devices: tuple[str, ...]
+    host_network: bool
+    created_at: str
+    started_at: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiskFact:
+    """Free and total space in MiB of the file system that holds `path`."""
+
+    path: str
+    free_mib: int
+    total_mib: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RuntimeFact:
+    """The container runtime.
+
+    Attributes:
+        kind: `docker`, `podman` or `nerdctl`.
+        path: absolute path of its program.
+        version: server version.
+        needs_sudo: the socket refused us and sudo without a password works.
+        rootless: whether it runs without root.
+        gpu_ready: whether it can hand out GPUs: an nvidia runtime, the hook, or CDI.
+        cdi: whether CDI devices can be named.
+        root: its data directory.
+    """
+
+    kind: str
+    path: str
+    version: str
+    needs_sudo: bool
+    rootless: Fact[bool]
+    gpu_ready: Fact[bool]
+    cdi: Fact[bool]
+    root: Fact[str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostFacts:
+    """All answers of one round trip to one host.
+
+    Attributes:
+        at: RFC 3339, when the answers were read.
+        boot_id: changes at each boot.
+        listening: TCP ports something listens on.
+        sudo: True when `sudo -n true` works.
+        noisy_login: the login printed text before our first byte.
+        home: home directory of the SSH user.
+    """
+
+    host: HostName
+    at: str
+    hostname: Fact[str]
+    kernel: Fact[str]
+    architecture: Fact[str]
+    boot_id: Fact[str]
+    user: Fact[str]
+    home: Fact[str]
+    sudo: Fact[bool]
+    noisy_login: bool
+    driver: Fact[str]
+    cuda: Fact[str]
+    toolkit: Fact[str]
+    cdi_devices: Fact[tuple[str, ...]]
+    runtime: Fact[RuntimeFact]
+    gpus: Fact[tuple[GpuFact, ...]]
+    containers: Fact[tuple[ContainerFact, ...]]
+    disks: Fact[tuple[DiskFact, ...]]
+    listening: Fact[frozenset[int]]
+    lease: Fact[str]
+    """Holder line of a change lease, empty when none is held."""
+    open_runs: Fact[tuple[str, ...]] = field(default=Known(()))
+    """Runs whose journal copy on this host has no settled record."""

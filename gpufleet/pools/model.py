@@ -1,0 +1,109 @@
+"""A pool: N replicas of one model behind one address; what is wanted and where it is served."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+
+from gpufleet.names import GpuUuid, HostName, PoolName, ReplicaId
+from gpufleet.redact import Secret
+
+ALGORITHMS = ("round-robin", "least-busy", "weighted-static", "random")
+
+
+class MemberState(Enum):
+    """ACTIVE takes requests; DRAINING finishes what it has and gets nothing new."""
+
+    ACTIVE = "active"
+    DRAINING = "draining"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SliceWish:
+    """What one replica needs: whole GPUs, one MIG slice of a profile, or that much memory in GiB."""
+
+    gpus: int = 1
+    mig: str | None = None
+    memory_gib: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineWish:
+    """What runs in the container. `env` values may be secrets; `args` are separate words."""
+
+    image: str = ""
+    args: tuple[str, ...] = ()
+    env: Mapping[str, str | Secret[str]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GateWish:
+    """How long a new replica may take, in seconds, and what it is asked."""
+
+    stall: float = 600.0
+    within: float = 3600.0
+    every: float = 2.0
+    prompt: str = "Say hello."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Container limits, in the runtime's own notation (`64g`, `8`)."""
+
+    memory: str | None = None
+    cpus: str | None = None
+    shm: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Member:
+    """Weight and state that an operator set for one replica."""
+
+    replica: ReplicaId
+    weight: int = 1
+    state: MemberState = MemberState.ACTIVE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pool:
+    """What an operator wants served.
+
+    Attributes:
+        model: what the engine loads: a hub name or a path in the container.
+        served_name: the name clients use; `model` when empty.
+        hosts: a selector.
+        weights: directory on the host that is mounted read-only at the same path, or None.
+    """
+
+    name: PoolName
+    model: str
+    served_name: str = ""
+    algorithm: str = "round-robin"
+    replicas: int = 1
+    hosts: tuple[str, ...] = ("all",)
+    slice: SliceWish = field(default_factory=SliceWish)
+    engine: EngineWish = field(default_factory=EngineWish)
+    weights: str | None = None
+    gate: GateWish = field(default_factory=GateWish)
+    limits: Limits = field(default_factory=Limits)
+    strategy: str = "all-at-once"
+    members: tuple[Member, ...] = ()
+    owner: str = ""
+
+    @property
+    def public_name(self) -> str:
+        """The model name that a client sends."""
+        return self.served_name or self.model
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Endpoint:
+    """A replica that is up: where it is, and what it runs on."""
+
+    replica: ReplicaId
+    host: HostName
+    url: str
+    gpus: tuple[GpuUuid, ...] = ()
+    slice: str = ""
+    revision: str = ""
