@@ -1,0 +1,7 @@
+"""`python -m gpufleet`, the same as the console script."""
+
+import sys
+
+from gpufleet.cli.app import main
+
+sys.exit(main())

@@ -1,0 +1,130 @@
+"""The global options, wherever they stand on the command line, as one value."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+from gpufleet.errors import UsageError
+
+VALUED = {
+    "--inventory": "inventory",
+    "-i": "inventory",
+    "--output": "output",
+    "-o": "output",
+    "--forks": "forks",
+    "--state-dir": "state_dir",
+}
+FLAGS = {
+    "--no-input": "no_input",
+    "--yes": "yes",
+    "-y": "yes",
+    "--quiet": "quiet",
+    "-q": "quiet",
+    "--verbose": "verbose",
+    "-v": "verbose",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """Global options.
+
+    Attributes:
+        inventory: the file that was named, or None: then `./inventory.yaml`.
+        forks: hosts worked on at once.
+        state_dir: journals, routes, tokens, keys; created by whoever writes there first.
+    """
+
+    inventory: Path | None = None
+    output: Literal["text", "json"] = "text"
+    no_input: bool = False
+    yes: bool = False
+    forks: int = 32
+    state_dir: Path = Path()
+    quiet: bool = False
+    verbose: bool = False
+
+    @property
+    def interactive(self) -> bool:
+        """Whether a question may be asked: a terminal on both ends, text output, and nobody said no."""
+        return not self.no_input and self.output == "text" and sys.stdin.isatty() and sys.stderr.isatty()
+
+
+_current = Settings()
+
+
+def current() -> Settings:
+    """The settings of this invocation."""
+    return _current
+
+
+def install(settings: Settings) -> None:
+    """Make `settings` the ones of this invocation."""
+    global _current
+    _current = settings
+
+
+def default_state_dir() -> Path:
+    """`GPUFLEET_STATE`, else the platform's state directory (XDG Base Directory Specification 0.8)."""
+    named = os.environ.get("GPUFLEET_STATE")
+    if named:
+        return Path(named).expanduser()
+    base = os.environ.get("XDG_STATE_HOME")
+    return (Path(base) if base else Path.home() / ".local" / "state") / "gpufleet"
+
+
+def split(argv: Sequence[str]) -> tuple[Settings, list[str]]:
+    """Take the global options out of a command line, before and after the command; `--` ends the search.
+
+    Raises:
+        UsageError: an option without its value, or a value out of range.
+    """
+    found: dict[str, object] = {}
+    rest: list[str] = []
+    words = iter(argv)
+    for word in words:
+        if word == "--":
+            rest.append(word)
+            rest.extend(words)
+            break
+        name, equals, value = word.partition("=")
+        if name in VALUED and (equals or not word.startswith("--") or name == word):
+            if not equals:
+                value = next(words, "")
+                if not value or value == "--":
+                    raise UsageError(f"option `{name}` needs a value")
+            found[VALUED[name]] = value
+        elif word in FLAGS:
+            found[FLAGS[word]] = True
+        elif len(word) > 2 and word[0] == "-" and all(f"-{letter}" in FLAGS for letter in word[1:]):
+            found.update({FLAGS[f"-{letter}"]: True for letter in word[1:]})
+        else:
+            rest.append(word)
+    return _settings(found), rest
+
+
+def _settings(found: dict[str, object]) -> Settings:
+    inventory = found.get("inventory") or os.environ.get("GPUFLEET_INVENTORY")
+    output = found.get("output", "text")
+    if output != "text" and output != "json":  # noqa: PLR1714  # mypy narrows by comparison, not by membership
+        raise UsageError(f"option `--output` takes text or json, not `{output}`")
+    settings = Settings(
+        inventory=Path(str(inventory)).expanduser() if inventory else None,
+        output=output,
+        no_input=bool(found.get("no_input")),
+        yes=bool(found.get("yes")),
+        quiet=bool(found.get("quiet")),
+        verbose=bool(found.get("verbose")),
+        state_dir=Path(str(found["state_dir"])).expanduser() if "state_dir" in found else default_state_dir(),
+    )
+    forks = found.get("forks")
+    if forks is None:
+        return settings
+    if not str(forks).isdigit() or not 1 <= int(str(forks)) <= 512:
+        raise UsageError(f"option `--forks` takes a number from 1 to 512, not `{forks}`")
+    return replace(settings, forks=int(str(forks)))

@@ -1,0 +1,95 @@
+"""The composition root: shells get their tools here, and nowhere else in the package."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gpufleet.cli.settings import Settings
+from gpufleet.errors import UsageError
+
+if TYPE_CHECKING:
+    from gpufleet.inventory.model import Host, Inventory
+    from gpufleet.names import HostName
+    from gpufleet.redact import Secret
+    from gpufleet.remote.target import Target
+    from gpufleet.remote.transport import Transport
+
+
+def inventory_path(settings: Settings) -> Path:
+    """The inventory that was named, or `./inventory.yaml`.
+
+    Raises:
+        UsageError: there is none.
+    """
+    path = settings.inventory or Path("inventory.yaml")
+    if not path.exists():
+        raise UsageError(
+            f"there is no inventory at {path}",
+            hints=("name one with `--inventory PATH` or GPUFLEET_INVENTORY",),
+        )
+    return path
+
+
+def load_inventory(settings: Settings) -> Inventory:
+    """The inventory of this invocation, with its warnings said."""
+    from gpufleet.cli.console import warn
+    from gpufleet.inventory.load import load
+
+    inventory = load(inventory_path(settings))
+    for line in inventory.warnings:
+        warn(line)
+    return inventory
+
+
+def select(inventory: Inventory, words: Sequence[str]) -> tuple[Host, ...]:
+    """Hosts that a selector names; no words mean all."""
+    from gpufleet.inventory.select import select as choose
+
+    return choose(inventory, tuple(words) or ("all",))
+
+
+def transport(inventory: Inventory, settings: Settings) -> Transport:
+    """SSH to hosts that are reached by SSH, this machine for `connection: local`."""
+    from gpufleet.remote.ssh import SshTransport
+
+    targets = {name: target_of(host) for name, host in inventory.hosts.items()}
+    return SshTransport(targets, prompt=ask_secret if settings.interactive else None)
+
+
+def ask_secret(question: str) -> Secret[str] | None:
+    """Ask for a passphrase on the terminal, without echo; None when nothing was typed."""
+    import getpass
+
+    from gpufleet.redact import Secret
+
+    typed = getpass.getpass(f"{question}: ")
+    return Secret(typed) if typed else None
+
+
+def target_of(host: Host) -> Target:
+    """What `remote` must know of a declared host; `remote` and `inventory` share a floor and never meet."""
+    from gpufleet.inventory.model import Connection
+    from gpufleet.remote.target import Target
+
+    return Target(
+        name=host.name,
+        host=host.address.host,
+        port=host.address.port,
+        user=host.ssh.user,
+        identity_file=host.ssh.identity_file,
+        proxy_jump=host.ssh.proxy_jump,
+        known_hosts=host.ssh.known_hosts,
+        config_file=host.ssh.config_file,
+        connect_timeout=host.ssh.connect_timeout,
+        passphrase=host.ssh.passphrase,
+        password=host.ssh.password,
+        sudo_password=host.sudo_password,
+        local=host.connection is Connection.LOCAL,
+    )
+
+
+def host_names(hosts: Sequence[Host]) -> tuple[HostName, ...]:
+    """The names alone, in order."""
+    return tuple(host.name for host in hosts)
