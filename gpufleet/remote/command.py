@@ -8,10 +8,13 @@ framing quotes each argument once, inside a script that travels on standard inpu
 
 from __future__ import annotations
 
+import re
 import shlex
 from dataclasses import dataclass, replace
 
 from gpufleet.redact import MASK, Secret
+
+_LONE_SURROGATE = re.compile("[\ud800-\udc7f\udd00-\udfff]")  # \udc80 to \udcff stand for single bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,10 +42,12 @@ class Command:
             raise ValueError("a command needs a program or a script")
         if any("\0" in reveal(part) for part in self.argv):
             raise ValueError("an argument contains a NUL character, which no process can receive")
+        if any(_LONE_SURROGATE.search(reveal(part)) for part in self.argv):
+            raise ValueError("an argument contains half a surrogate pair, which no bytes stand for")
 
     def wire(self) -> str:
         """The shell text of this command alone, each argument quoted once; secrets are in it."""
-        words = " ".join(shlex.quote(reveal(part)) for part in self.argv)
+        words = " ".join(quote(reveal(part)) for part in self.argv)
         if not self.script:
             return f"{words}\n"
         return f"set -- {words}\n{self.script.rstrip()}\n" if words else f"set --\n{self.script.rstrip()}\n"
@@ -63,3 +68,12 @@ class Command:
 def reveal(part: str | Secret[str]) -> str:
     """The text that goes over the wire for one argument."""
     return part.reveal() if isinstance(part, Secret) else part
+
+
+def quote(text: str) -> str:
+    """One shell word that is exactly `text`.
+
+    Always in quotes: `shlex.quote` leaves `A=b` and `if` bare, which in first place are an assignment and a
+    keyword.
+    """
+    return "'" + text.replace("'", "'\"'\"'") + "'"

@@ -14,11 +14,14 @@ class Exit:
         code: exit status, 128 + N when a signal N ended it.
         stdout: decoded as UTF-8 with replacement, login noise removed.
         stderr: likewise.
+        sudo_refused: why sudo did not run the command (a slug of `remote.sudo`), empty when it did or was not
+            asked; the command has not started then.
     """
 
     code: int
     stdout: str = ""
     stderr: str = ""
+    sudo_refused: str = ""
 
     @property
     def ok(self) -> bool:
