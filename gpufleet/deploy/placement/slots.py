@@ -1,0 +1,201 @@
+"""Facts -> free slots, and for everything that is not free the reason.
+
+A GPU is free when we know that nothing is on it: no container that runs or could be restarted at any moment, no
+process, no memory in use above what an idle driver takes. What we could not read makes it unusable, never free.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from gpufleet.deploy.placement.api import Slot
+from gpufleet.hosts.model import ContainerFact, Fact, GpuFact, HostFacts, Known, MigInstance, Unknown
+from gpufleet.names import HostName
+
+IDLE_MEMORY_MIB = 1024
+"""Memory in use that counts as an idle driver's own."""
+
+HOLDING = frozenset({"running", "restarting", "paused", "removing"})
+"""Container states in which its GPUs are taken; a created or exited one holds nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """A GPU, slice or host that cannot be used, and why."""
+
+    host: HostName
+    what: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What is free on some hosts, and what is not."""
+
+    free: tuple[Slot, ...]
+    taken: tuple[Taken, ...]
+
+
+def holds(container: ContainerFact, gpu: GpuFact, instance: MigInstance | None = None) -> bool:
+    """Whether a container was given this GPU, or this slice of it."""
+    names = {"all", str(gpu.uuid), str(gpu.index)}
+    slices = {instance.uuid} if instance else _slice_uuids(gpu)
+    return any(device in names or device in slices for device in container.devices)
+
+
+def _slice_uuids(gpu: GpuFact) -> set[str]:
+    match gpu.mig.instances:
+        case Known(instances):
+            return {instance.uuid for instance in instances}
+        case Unknown():
+            return set()
+
+
+def find(facts: Iterable[HostFacts], releasing: frozenset[str] = frozenset()) -> Room:
+    """Free slots of these hosts, as if the containers in `releasing` (full ids) were stopped already."""
+    free: list[Slot] = []
+    taken: list[Taken] = []
+    for host in facts:
+        room = _on_host(host, releasing)
+        free += room.free
+        taken += room.taken
+    return Room(tuple(free), tuple(taken))
+
+
+def _on_host(host: HostFacts, releasing: frozenset[str]) -> Room:
+    match (host.gpus, host.containers):
+        case (Unknown(reason), _):
+            return Room((), (Taken(host.host, "GPUs", f"could not be read: {reason}"),))
+        case (_, Unknown(reason)):
+            return Room((), (Taken(host.host, "containers", f"could not be read: {reason}"),))
+        case (Known(gpus), Known(containers)):
+            if not gpus:
+                return Room((), (Taken(host.host, "GPUs", "there are none"),))
+            running = tuple(one for one in containers if one.state in HOLDING)
+            rooms = [_on_gpu(host.host, gpu, running, releasing) for gpu in gpus]
+            return Room(
+                tuple(slot for room in rooms for slot in room.free),
+                tuple(taken for room in rooms for taken in room.taken),
+            )
+    raise AssertionError("a fact is known or unknown")
+
+
+def _on_gpu(
+    host: HostName, gpu: GpuFact, containers: tuple[ContainerFact, ...], releasing: frozenset[str]
+) -> Room:
+    name = f"GPU {gpu.index}"
+    match gpu.mig.current:
+        case Unknown(reason):
+            return Room((), (Taken(host, name, f"its MIG mode could not be read: {reason}"),))
+        case Known(True):
+            return _slices(host, gpu, containers, releasing)
+        case Known():
+            pass
+    if gpu.mig.pending == Known(True):
+        return Room((), (Taken(host, name, "MIG is switched on at the next reset"),))
+    reason = _whole_taken(gpu, containers, releasing)
+    if reason:
+        return Room((), (Taken(host, name, reason),))
+    memory = gpu.memory_total_mib.value if isinstance(gpu.memory_total_mib, Known) else None
+    return Room(
+        (Slot(host=host, gpu=gpu.uuid, device=gpu.uuid, index=gpu.index, memory_mib=memory),),
+        (),
+    )
+
+
+def _whole_taken(gpu: GpuFact, containers: tuple[ContainerFact, ...], releasing: frozenset[str]) -> str:
+    """Why a whole GPU is not free; empty when it is."""
+    holders = [one for one in containers if holds(one, gpu)]
+    for holder in holders:
+        if holder.id not in releasing:
+            return f"container {holder.name} holds it"
+    if holders:  # its processes and memory go with the containers that are released
+        return ""
+    match gpu.processes:
+        case Unknown(reason):
+            return f"its processes could not be read: {reason}"
+        case Known((process, *_)):
+            return f"process {process.pid} ({process.name}) is on it"
+        case Known():
+            pass
+    match gpu.memory_used_mib:
+        case Unknown(reason):
+            return f"its memory use could not be read: {reason}"
+        case Known(used) if used > IDLE_MEMORY_MIB:
+            return f"{used} MiB are in use by nobody we can see"
+        case Known():
+            pass
+    return ""
+
+
+def _slices(
+    host: HostName, gpu: GpuFact, containers: tuple[ContainerFact, ...], releasing: frozenset[str]
+) -> Room:
+    """Slices of a GPU in MIG mode."""
+    name = f"GPU {gpu.index}"
+    match gpu.mig.instances:
+        case Unknown(reason):
+            return Room((), (Taken(host, name, f"its slices could not be read: {reason}"),))
+        case Known(()):
+            return Room((), (Taken(host, name, "MIG is enabled and no slice is cut"),))
+        case Known(instances):
+            free: list[Slot] = []
+            taken: list[Taken] = []
+            for instance in instances:
+                reason = _slice_taken(gpu, instance, containers, releasing)
+                if reason:
+                    taken.append(Taken(host, f"slice {instance.profile} of {name}", reason))
+                else:
+                    free.append(_slot(host, gpu, instance))
+            return Room(tuple(free), tuple(taken))
+    raise AssertionError("a fact is known or unknown")
+
+
+def _slice_taken(
+    gpu: GpuFact, instance: MigInstance, containers: tuple[ContainerFact, ...], releasing: frozenset[str]
+) -> str:
+    holders = [one for one in containers if holds(one, gpu, instance)]
+    for holder in holders:
+        if holder.id not in releasing:
+            return f"container {holder.name} holds it"
+    if holders:
+        return ""
+    match gpu.processes:
+        case Unknown(reason):
+            return f"the GPU's processes could not be read: {reason}"
+        case Known(processes):
+            for process in processes:
+                if process.gi is None:
+                    return (
+                        f"process {process.pid} ({process.name}) is on this GPU, on which slice is not known"
+                    )
+                if isinstance(instance.gi, Unknown) or instance.gi.value == process.gi:
+                    return f"process {process.pid} ({process.name}) is on it"
+    return ""
+
+
+def _slot(host: HostName, gpu: GpuFact, instance: MigInstance) -> Slot:
+    return Slot(
+        host=host,
+        gpu=gpu.uuid,
+        device=instance.uuid,
+        index=gpu.index,
+        profile=instance.profile,
+        start=_or(instance.start, 0),
+        memory_mib=instance.memory_mib.value if isinstance(instance.memory_mib, Known) else None,
+    )
+
+
+def _or(fact: Fact[int], otherwise: int) -> int:
+    return fact.value if isinstance(fact, Known) else otherwise
+
+
+def free_ports(facts: HostFacts, first: int, last: int) -> tuple[int, ...] | Unknown:
+    """TCP ports in the range that nothing listens on and no container, running or not, was given."""
+    if isinstance(facts.listening, Unknown):
+        return Unknown(f"listening ports could not be read: {facts.listening.reason}")
+    if isinstance(facts.containers, Unknown):
+        return Unknown(f"containers could not be read: {facts.containers.reason}")
+    used = set(facts.listening.value) | {port for one in facts.containers.value for port in one.ports}
+    return tuple(port for port in range(first, last + 1) if port not in used)

@@ -1,0 +1,309 @@
+"""The YAML shape of a pool definition, and its way into a `Pool` and back.
+
+A definition stands under `pools:` in the inventory, in a file of its own, or in a record that gpufleet wrote.
+Secrets are references (`${env:HF_TOKEN}`); whoever runs something resolves them, this module never does.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, get_args
+
+import msgspec
+from msgspec import Meta
+
+from gpufleet.located import Located, Problems, convert
+from gpufleet.names import PoolName, ReplicaId
+from gpufleet.pools.model import (
+    EngineWish,
+    GateWish,
+    Limits,
+    Member,
+    MemberState,
+    Pool,
+    SliceWish,
+)
+from gpufleet.redact import Secret, scrub
+
+Text = Annotated[str, Meta(min_length=1)]
+Seconds = Annotated[float, Meta(gt=0, le=86_400)]
+Scalar = str | int | float
+Algorithm = Literal["round-robin", "least-busy", "weighted-static", "random"]
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,47}")
+REPLICA = re.compile(r"\S+/\d{1,4}")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_REFERENCE = re.compile(r"\$\{(?:env|file|cmd):[^}]+\}")
+_SECRET_NAME = re.compile(r"(?i)(?:token|secret|password|passwd|api_?key)$")
+_IMAGE = re.compile(r"[A-Za-z0-9][\w./:@-]*", re.ASCII)
+_SIZE = re.compile(r"\d+[bkmgBKMG]?")
+_CPUS = re.compile(r"\d+(?:\.\d+)?")
+
+
+class _Shape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What all parts of a definition have in common."""
+
+
+class SliceDocument(_Shape, frozen=True, kw_only=True):
+    """What one replica needs; one of the three."""
+
+    gpus: Annotated[int, Meta(ge=1, le=64)] | None = None
+    mig: Text | None = None
+    memory_gib: Annotated[float, Meta(gt=0, le=4096)] | None = None
+
+
+class EngineDocument(_Shape, frozen=True, kw_only=True):
+    """What runs in the container."""
+
+    image: str = ""
+    args: list[Scalar] = []
+    env: dict[str, Scalar] = {}
+
+
+class GateDocument(_Shape, frozen=True, kw_only=True):
+    """How long a new replica may take, in seconds, and what it is asked."""
+
+    stall: Seconds = 600.0
+    within: Seconds = 3600.0
+    every: Annotated[float, Meta(ge=0.05, le=600)] = 2.0
+    prompt: Text = "Say hello."
+
+
+class LimitsDocument(_Shape, frozen=True, kw_only=True):
+    """Container limits in the runtime's notation."""
+
+    memory: str | None = None
+    cpus: Scalar | None = None
+    shm: str | None = None
+
+
+class MemberDocument(_Shape, frozen=True, kw_only=True):
+    """What an operator set for one replica."""
+
+    weight: Annotated[int, Meta(ge=0, le=1000)] = 1
+    state: Literal["active", "draining"] = "active"
+
+
+class PoolDocument(_Shape, frozen=True, kw_only=True):
+    """One pool definition."""
+
+    pool: Text | None = None
+    model: Text
+    served_name: str = ""
+    algorithm: Algorithm = "round-robin"
+    replicas: Annotated[int, Meta(ge=1, le=1000)] = 1
+    hosts: Text | list[Text] = "all"
+    slice: SliceDocument = SliceDocument()
+    engine: EngineDocument = EngineDocument()
+    weights: Text | None = None
+    strategy: Literal["all-at-once"] = "all-at-once"
+    gate: GateDocument = GateDocument()
+    limits: LimitsDocument = LimitsDocument()
+    members: dict[str, MemberDocument] = {}
+    owner: str = ""
+
+
+def to_model(source: Located, problems: Problems, name: str = "") -> Pool | None:
+    """The pool that `source` describes; every mistake goes to `problems`, with its line.
+
+    Args:
+        source: the definition as it was read.
+        problems: where complaints go.
+        name: the key under `pools:`, or the name asked for; `pool:` must then say the same or nothing.
+    """
+    before = len(problems.rows)
+    document = convert(source, PoolDocument, problems)
+    if document is None:
+        return None
+    _check_name(source, document, problems, name)
+    _check_words(source, document, problems)
+    _check_slice(source, document, problems)
+    _check_environment(source, document, problems)
+    _check_limits(source, document, problems)
+    for replica in document.members:
+        if not REPLICA.fullmatch(replica):
+            problems.add(
+                source.at("members", replica), f"`{replica}` is no replica", "write HOST/N: gpu-01/0"
+            )
+    return None if len(problems.rows) > before else _built(document, name)
+
+
+def from_model(pool: Pool) -> dict[str, Any]:
+    """The definition of `pool` as plain values; secrets as their references."""
+    wish = pool.slice
+    document = PoolDocument(
+        pool=pool.name,
+        model=pool.model,
+        served_name=pool.served_name,
+        algorithm=_algorithm(pool.algorithm),
+        replicas=pool.replicas,
+        hosts=list(pool.hosts),
+        slice=SliceDocument(mig=wish.mig)
+        if wish.mig
+        else SliceDocument(memory_gib=wish.memory_gib)
+        if wish.memory_gib
+        else SliceDocument(gpus=wish.gpus),
+        engine=EngineDocument(
+            image=pool.engine.image,
+            args=list(pool.engine.args),
+            env={key: _written(value) for key, value in pool.engine.env.items()},
+        ),
+        weights=pool.weights,
+        gate=GateDocument(
+            stall=pool.gate.stall, within=pool.gate.within, every=pool.gate.every, prompt=pool.gate.prompt
+        ),
+        limits=LimitsDocument(memory=pool.limits.memory, cpus=pool.limits.cpus, shm=pool.limits.shm),
+        members={
+            member.replica: MemberDocument(weight=member.weight, state=member.state.value)
+            for member in pool.members
+        },
+        owner=pool.owner,
+    )
+    plain: dict[str, Any] = msgspec.to_builtins(document)
+    return plain
+
+
+def _algorithm(word: str) -> Algorithm:
+    for known in get_args(Algorithm):
+        if word == known:
+            return known  # type: ignore[no-any-return]  # get_args forgets that these are the literals
+    raise ValueError(f"unknown algorithm {word}")
+
+
+def _written(value: str | Secret[str]) -> str:
+    return value.reference if isinstance(value, Secret) else value
+
+
+def _built(document: PoolDocument, name: str) -> Pool:
+    wish = document.slice
+    limits = document.limits
+    return Pool(
+        name=PoolName(name or document.pool or ""),
+        model=document.model,
+        served_name=document.served_name,
+        algorithm=document.algorithm,
+        replicas=document.replicas,
+        hosts=(document.hosts,) if isinstance(document.hosts, str) else tuple(document.hosts),
+        slice=SliceWish(gpus=wish.gpus or 1, mig=wish.mig, memory_gib=wish.memory_gib),
+        engine=EngineWish(
+            image=document.engine.image,
+            args=tuple(str(word) for word in document.engine.args),
+            env=environment(document.engine.env),
+        ),
+        weights=document.weights,
+        gate=GateWish(
+            stall=document.gate.stall,
+            within=document.gate.within,
+            every=document.gate.every,
+            prompt=document.gate.prompt,
+        ),
+        limits=Limits(
+            memory=limits.memory, cpus=None if limits.cpus is None else str(limits.cpus), shm=limits.shm
+        ),
+        strategy=document.strategy,
+        members=tuple(
+            Member(replica=ReplicaId(replica), weight=member.weight, state=MemberState(member.state))
+            for replica, member in document.members.items()
+        ),
+        owner=document.owner,
+    )
+
+
+def environment(written: Mapping[str, Scalar]) -> dict[str, str | Secret[str]]:
+    """Values as text, references as secrets that are still to be resolved."""
+    return {
+        key: Secret("", reference=str(value)) if _REFERENCE.fullmatch(str(value)) else str(value)
+        for key, value in written.items()
+    }
+
+
+def _check_name(source: Located, document: PoolDocument, problems: Problems, name: str) -> None:
+    place = source.at("pool")
+    if name and document.pool and document.pool != name:
+        problems.add(place, f"this is pool `{document.pool}`, not `{name}`")
+    wanted = name or document.pool
+    if not wanted:
+        problems.add(source, "`pool` is missing", "give the pool a name: `pool: chat`")
+    elif not NAME.fullmatch(wanted):
+        problems.add(
+            place,
+            f"`{wanted}` is no pool name",
+            "letters, digits, `-`, `_` and `.`, 48 at most, first a letter or digit",
+        )
+
+
+def _check_words(source: Located, document: PoolDocument, problems: Problems) -> None:
+    """What becomes a word of a command line: never a NUL, never something that reads as an option."""
+    texts = [
+        ("model", document.model),
+        ("served_name", document.served_name),
+        ("weights", document.weights or ""),
+    ]
+    for key, text in texts:
+        if text.startswith("-"):
+            problems.add(source.at(key), f"`{key}` starts with `-`", "it would be read as an option")
+        if _unprintable(text):
+            problems.add(source.at(key), f"`{key}` contains a control character")
+    if document.weights and (not document.weights.startswith("/") or set(document.weights) & set(',"')):
+        problems.add(source.at("weights"), "`weights` is an absolute path without commas and double quotes")
+    image = document.engine.image
+    if image and not _IMAGE.fullmatch(image):
+        problems.add(source.at("engine", "image"), f"`{scrub(image)}` is no image reference")
+    for number, word in enumerate(str(item) for item in document.engine.args):
+        place = source.at("engine", "args", number)
+        if "\0" in word:
+            problems.add(place, "an argument contains a NUL character")
+        if word.startswith("--") and re.search(r"\s", word.partition("=")[0]):
+            option, _, value = word.partition(" ")
+            problems.add(
+                place,
+                f"`{scrub(word)}` is two words in one item",
+                f"write them as two: `{option}` and `{scrub(value)}`",
+            )
+        if scrub(f" {word}") != f" {word}":
+            problems.add(
+                place, "an argument looks like a secret", "pass it by engine.env as a reference: ${env:NAME}"
+            )
+
+
+def _check_slice(source: Located, document: PoolDocument, problems: Problems) -> None:
+    wish = document.slice
+    said = [key for key in ("gpus", "mig", "memory_gib") if getattr(wish, key) is not None]
+    if len(said) > 1:
+        problems.add(
+            source.at("slice"), f"`slice` says {' and '.join(f'`{key}`' for key in said)}", "one of them"
+        )
+
+
+def _check_environment(source: Located, document: PoolDocument, problems: Problems) -> None:
+    """One line each in an environment file, and no secret in plain text."""
+    for key, value in document.engine.env.items():
+        place, text = source.at("engine", "env", key), str(value)
+        if not _VARIABLE.fullmatch(key):
+            problems.add(place, f"`{key}` is no name of a variable")
+        if "\n" in text or "\r" in text or "\0" in text:
+            problems.add(place, f"`{key}` contains a line break or NUL, which no environment file can hold")
+        if _REFERENCE.fullmatch(text):
+            continue
+        if text and (_SECRET_NAME.search(key) or scrub(text) != text):
+            problems.add(
+                place,
+                f"`{key}` holds a secret in plain text",
+                "write a reference: ${env:NAME} or ${file:PATH}",
+            )
+
+
+def _check_limits(source: Located, document: PoolDocument, problems: Problems) -> None:
+    limits = document.limits
+    for key, text, pattern, example in (
+        ("memory", limits.memory, _SIZE, "64g"),
+        ("cpus", None if limits.cpus is None else str(limits.cpus), _CPUS, "8"),
+        ("shm", limits.shm, _SIZE, "16g"),
+    ):
+        if text is not None and not pattern.fullmatch(text):
+            problems.add(source.at("limits", key), f"`{key}: {text}` is no limit", f"for example {example}")
+
+
+def _unprintable(text: str) -> bool:
+    return any(ord(letter) < 32 or ord(letter) == 127 for letter in text)

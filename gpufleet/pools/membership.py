@@ -1,0 +1,81 @@
+"""Changes of a pool that need no host: algorithm, weights, draining. Pool -> pool, endpoints -> route."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from gpufleet.names import ReplicaId
+from gpufleet.pools.model import Endpoint, Member, MemberState, Pool
+from gpufleet.pools.routes import EndpointRoute, PoolRoute, RouteTable
+
+
+def set_weights(pool: Pool, weights: Mapping[ReplicaId, int]) -> Pool:
+    """The same pool with these weights; other members keep theirs."""
+    return _with(
+        pool, {replica: replace(member(pool, replica), weight=weight) for replica, weight in weights.items()}
+    )
+
+
+def set_state(pool: Pool, replicas: Sequence[ReplicaId], state: MemberState) -> Pool:
+    """The same pool with these members draining or active."""
+    return _with(pool, {replica: replace(member(pool, replica), state=state) for replica in replicas})
+
+
+def member(pool: Pool, replica: ReplicaId) -> Member:
+    """What was set for a replica; the defaults when nothing was."""
+    for known in pool.members:
+        if known.replica == replica:
+            return known
+    return Member(replica=replica)
+
+
+def _with(pool: Pool, changed: Mapping[ReplicaId, Member]) -> Pool:
+    """Members in the order of their names; one that is as by default needs no entry."""
+    members = {known.replica: known for known in pool.members} | dict(changed)
+    kept = [known for known in members.values() if known != Member(replica=known.replica)]
+    return replace(pool, members=tuple(sorted(kept, key=lambda known: known.replica)))
+
+
+def route(
+    pool: Pool, endpoints: Sequence[Endpoint], *, key: str | None, health: str, metrics: str
+) -> PoolRoute:
+    """What the data plane is told of a pool."""
+    ordered = sorted(endpoints, key=lambda endpoint: endpoint.replica)
+    return PoolRoute(
+        name=pool.name,
+        algorithm=pool.algorithm,
+        models=(pool.public_name,),
+        endpoints=tuple(
+            EndpointRoute(
+                id=endpoint.replica,
+                url=endpoint.url,
+                weight=member(pool, endpoint.replica).weight,
+                state=member(pool, endpoint.replica).state.value,
+                key=key,
+                health=health,
+                metrics=metrics,
+            )
+            for endpoint in ordered
+        ),
+    )
+
+
+def with_pool(table: RouteTable, pool: PoolRoute) -> RouteTable:
+    """The table with this pool in place of the one of that name."""
+    others = tuple(known for known in table.pools if known.name != pool.name)
+    return _pools(table, (*others, pool))
+
+
+def without_pool(table: RouteTable, name: str) -> RouteTable:
+    """The table without that pool."""
+    return _pools(table, tuple(known for known in table.pools if known.name != name))
+
+
+def _pools(table: RouteTable, pools: tuple[PoolRoute, ...]) -> RouteTable:
+    return RouteTable(
+        version=table.version,
+        generation=table.generation,
+        written_at=table.written_at,
+        pools=tuple(sorted(pools, key=lambda pool: pool.name)),
+    )

@@ -1,0 +1,159 @@
+"""The state directory's share of pools: the route table, one record a pool, one engine key a pool.
+
+Every file is written whole: to a temporary name beside it, fsync, rename, fsync of the directory. A publication
+holds a lock, so that two operators on one machine get two generations and lose nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import secrets
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+
+from gpufleet.clock import Clock
+from gpufleet.errors import DocumentError
+from gpufleet.names import PoolName
+from gpufleet.pools import record as records
+from gpufleet.pools import routes
+from gpufleet.pools.record import PoolRecord
+from gpufleet.pools.routes import RouteTable
+from gpufleet.redact import Secret
+
+
+class PoolStore:
+    """Everything that gpufleet remembers of pools, under one directory."""
+
+    def __init__(self, state_dir: Path, clock: Clock) -> None:
+        self._directory = state_dir
+        self._clock = clock
+
+    @property
+    def routes_path(self) -> Path:
+        """The file a proxy reads."""
+        return self._directory / "routes.json"
+
+    def routes(self) -> RouteTable:
+        """The table as it was published last; an empty one of generation 0 before the first time.
+
+        Raises:
+            DocumentError: the file cannot be understood.
+        """
+        content = _read(self.routes_path)
+        if content is None:
+            return RouteTable()
+        try:
+            return routes.decode(content)
+        except (msgspec.MsgspecError, ValueError) as error:
+            raise DocumentError(
+                f"the route table is damaged: {error}",
+                where=str(self.routes_path),
+                hints=("`gpufleet pool deploy` of each pool writes a new one once this file is moved away",),
+            ) from error
+
+    def publish(self, alter: Callable[[RouteTable], RouteTable]) -> RouteTable:
+        """The next generation, made from the one that is there; nothing is written when nothing changes."""
+        with self._lock("routes.lock"):
+            before = self.routes()
+            after = alter(before)
+            if after.pools == before.pools and before.generation:
+                return before
+            published = RouteTable(
+                generation=before.generation + 1,
+                written_at=self._clock.now().isoformat(timespec="seconds"),
+                pools=after.pools,
+            )
+            _write(self.routes_path, routes.encode(published), 0o600)
+            return published
+
+    def record(self, name: PoolName) -> PoolRecord | None:
+        """What was deployed last under this name; None when nothing was.
+
+        Raises:
+            DocumentError: the file cannot be understood.
+        """
+        path = self.record_path(name)
+        content = _read(path)
+        if content is None:
+            return None
+        try:
+            return records.decode(content)
+        except (msgspec.MsgspecError, ValueError) as error:
+            raise DocumentError(f"the record of pool {name} is damaged: {error}", where=str(path)) from error
+
+    def record_path(self, name: PoolName) -> Path:
+        """Where the record of a pool is."""
+        return self._directory / "pools" / f"{name}.json"
+
+    def names(self) -> tuple[PoolName, ...]:
+        """Every pool that has a record, sorted."""
+        folder = self._directory / "pools"
+        return tuple(PoolName(path.stem) for path in sorted(folder.glob("*.json"))) if folder.is_dir() else ()
+
+    def save(self, name: PoolName, record: PoolRecord) -> None:
+        """Remember a commit."""
+        _write(self.record_path(name), records.encode(record), 0o600)
+
+    def forget(self, name: PoolName) -> None:
+        """Drop the record and the engine key."""
+        for path in (self.record_path(name), self.key_path(name)):
+            path.unlink(missing_ok=True)
+
+    def key_path(self, name: PoolName) -> Path:
+        """Where the engine key of a pool is."""
+        return self._directory.absolute() / "keys" / name
+
+    def key(self, name: PoolName, *, create: bool) -> Secret[str] | None:
+        """The key that the pool's engines ask for; made when there is none and `create` is set."""
+        path = self.key_path(name)
+        reference = f"${{file:{path}}}"
+        with self._lock("keys.lock") if create else contextlib.nullcontext():
+            content = _read(path)
+            if content is not None:
+                return Secret(content.decode("ascii").strip(), reference=reference)
+            if not create:
+                return None
+            value = f"gfk-{secrets.token_urlsafe(32)}"
+            _write(path, f"{value}\n".encode("ascii"), 0o600)
+            return Secret(value, reference=reference)
+
+    @contextlib.contextmanager
+    def _lock(self, name: str) -> Iterator[None]:
+        self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        handle = os.open(self._directory / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(handle)
+
+
+def _read(path: Path) -> bytes | None:
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        return None
+
+
+def _write(path: Path, content: bytes, mode: int) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
+    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+    try:
+        with os.fdopen(handle, "wb") as stream:
+            stream.write(content)
+            stream.flush()
+            os.fsync(stream.fileno())
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)

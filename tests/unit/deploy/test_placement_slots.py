@@ -1,0 +1,102 @@
+"""What counts as free, and what is said of the rest."""
+
+from dataclasses import replace
+
+from gpufleet.deploy.placement.slots import find, free_ports
+from gpufleet.hosts.model import Known, MigFact, Unknown
+from tests.kit import fleet_facts as facts
+
+
+def reasons(room):
+    return {taken.what: taken.reason for taken in room.taken}
+
+
+def test_empty_gpus_are_free():
+    room = find([facts.host("a", gpus=2)])
+    assert [slot.device for slot in room.free] == ["GPU-a-0", "GPU-a-1"]
+    assert not room.taken
+
+
+def test_any_container_takes_its_gpu_by_uuid_by_index_and_by_all():
+    for device in ("GPU-a-0", "0"):
+        room = find([facts.host("a", containers=[facts.container("other", devices=[device])])])
+        assert [slot.device for slot in room.free] == ["GPU-a-1"]
+        assert reasons(room) == {"GPU 0": "container other holds it"}
+    room = find([facts.host("a", containers=[facts.container("other", devices=["all"])])])
+    assert not room.free
+
+
+def test_a_stopped_container_holds_nothing():
+    for state in ("exited", "created", "dead"):
+        room = find([facts.host("a", containers=[facts.container("old", devices=["0"], state=state)])])
+        assert len(room.free) == 2
+
+
+def test_a_process_or_memory_without_an_owner_takes_a_gpu():
+    gpus = [facts.gpu("a", 0, processes=[facts.process(7)]), facts.gpu("a", 1, used=2048), facts.gpu("a", 2)]
+    room = find([facts.host("a", gpus=gpus)])
+    assert [slot.index for slot in room.free] == [2]
+    assert "process 7" in reasons(room)["GPU 0"]
+    assert "2048 MiB" in reasons(room)["GPU 1"]
+
+
+def test_unknown_is_never_free():
+    unread = Unknown("no answer")
+    gpus = [
+        facts.gpu("a", 0, processes=unread),
+        facts.gpu("a", 1, memory_used_mib=unread),
+        facts.gpu("a", 2, mig=MigFact(capable=Known(True), current=unread, pending=unread, instances=unread)),
+    ]
+    room = find([facts.host("a", gpus=gpus)])
+    assert not room.free
+    assert len(room.taken) == 3
+    assert all("no answer" in taken.reason for taken in room.taken)
+    for changes in ({"gpus": unread}, {"containers": unread}):
+        room = find([facts.host("a", **changes)])
+        assert not room.free
+        assert "no answer" in room.taken[0].reason
+
+
+def test_a_gpu_in_mig_mode_gives_its_slices_alone():
+    instances = [facts.mig_slice("a", 0, 0), facts.mig_slice("a", 0, 1)]
+    used = facts.container("other", devices=["MIG-a-0-1"])
+    room = find([facts.host("a", gpus=[facts.gpu("a", 0, instances=instances)], containers=[used])])
+    assert [(slot.device, slot.profile, slot.gpu) for slot in room.free] == [
+        ("MIG-a-0-0", "3g.40gb", "GPU-a-0")
+    ]
+    assert reasons(room) == {"slice 3g.40gb of GPU 0": "container other holds it"}
+
+
+def test_a_process_takes_its_slice_and_an_unplaced_one_all():
+    instances = [facts.mig_slice("a", 0, 0), facts.mig_slice("a", 0, 1)]
+    one = find(
+        [facts.host("a", gpus=[facts.gpu("a", 0, instances=instances, processes=[facts.process(5, gi=2)])])]
+    )
+    assert [slot.device for slot in one.free] == ["MIG-a-0-0"]
+    unplaced = find(
+        [facts.host("a", gpus=[facts.gpu("a", 0, instances=instances, processes=[facts.process(5)])])]
+    )
+    assert not unplaced.free
+
+
+def test_released_containers_give_their_gpu_back():
+    old = facts.container("old", devices=["GPU-a-0"])
+    busy = facts.host(
+        "a", gpus=[facts.gpu("a", 0, used=70000, processes=[facts.process(9)])], containers=[old]
+    )
+    assert not find([busy]).free
+    assert [slot.index for slot in find([busy], frozenset({old.id})).free] == [0]
+
+
+def test_ports_skip_listeners_and_every_container():
+    stopped = facts.container("old", state="exited", ports=[8001])
+    ports = free_ports(facts.host("a", containers=[stopped], listening=(22, 8000)), 8000, 8003)
+    assert ports == (8002, 8003)
+    assert isinstance(free_ports(facts.host("a", listening=()), 8000, 8001), tuple)
+    unread = free_ports(facts.host("a", containers=[], gpus=1), 8000, 8001)
+    assert unread == (8000, 8001)
+
+
+def test_unread_ports_are_no_free_ports():
+    host = replace(facts.host("a"), listening=Unknown("x"))
+    assert isinstance(free_ports(host, 8000, 8001), Unknown)
