@@ -155,6 +155,19 @@ class RuntimeFact:
     root: Fact[str]
 
 
+@dataclass(frozen=True, slots=True)
+class Symptom:
+    """Something a probe met that no single value carries; `doctor` knows each code and its fix.
+
+    Attributes:
+        code: stable slug, one a kind of trouble.
+        detail: what stood there: places tried, the user, the tool's own line.
+    """
+
+    code: str
+    detail: str = ""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostFacts:
     """All answers of one round trip to one host.
@@ -166,6 +179,7 @@ class HostFacts:
         sudo: True when `sudo -n true` works.
         noisy_login: the login printed text before our first byte.
         home: home directory of the SSH user.
+        toolkit: version of the NVIDIA container toolkit, empty when it is not installed.
     """
 
     host: HostName
@@ -191,3 +205,4 @@ class HostFacts:
     """Holder line of a change lease, empty when none is held."""
     open_runs: Fact[tuple[str, ...]] = field(default=Known(()))
     """Runs whose journal copy on this host has no settled record."""
+    symptoms: tuple[Symptom, ...] = ()

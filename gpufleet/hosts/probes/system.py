@@ -1,0 +1,121 @@
+"""The machine under the GPUs: who we are there, its kernel, disks, listening ports, and gpufleet's own traces."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+
+from gpufleet.hosts.model import DiskFact, Fact, Known, Unknown
+from gpufleet.hosts.probes.script import Section
+
+_DISK = re.compile(r"\s(\d{1,18})\s+(-?\d{1,18})\s+(-?\d{1,18})\s+(?:\d{1,3}%|-)\s+/", re.ASCII)
+_LISTEN = "0A"
+"""State of a listening socket in /proc/net/tcp."""
+
+
+def pairs(text: str) -> Mapping[str, str]:
+    """Lines of `name=value`; the first one of a name counts."""
+    found: dict[str, str] = {}
+    for line in text.splitlines():
+        name, separator, value = line.partition("=")
+        if separator and name not in found:
+            found[name] = value
+    return found
+
+
+def parse_value(section: Section | None, name: str) -> Fact[str]:
+    """One value of the section `system`."""
+    if section is None:
+        return Unknown("the host gave no answer to it")
+    value = pairs(section.text).get(name, "")
+    return Known(value) if value else Unknown(f"the host did not tell its {name.replace('_', ' ')}")
+
+
+def parse_sudo(section: Section | None) -> Fact[bool]:
+    """Whether `sudo -n true` worked. A password that is wanted is a clear no; silence is not."""
+    if section is None or section.status is None:
+        return Unknown(section.text.strip() if section and section.text.strip() else "sudo was not asked")
+    if section.status in {124, 137}:
+        return Unknown(f"sudo: {section.reason()}")
+    return Known(section.ok)
+
+
+def parse_disks(section: Section | None) -> Fact[tuple[DiskFact, ...]]:
+    """`df -P -k` under a line `path=...` for each path; a path without an answer is left out."""
+    if section is None:
+        return Unknown("df gave no answer")
+    found: dict[str, DiskFact] = {}
+    path = ""
+    for line in section.text.splitlines():
+        if line.startswith("path="):
+            path = line.removeprefix("path=")
+        elif path and path not in found and (row := _DISK.search(line)):
+            total, available = int(row[1]), int(row[3])
+            found[path] = DiskFact(path=path, free_mib=max(0, available) // 1024, total_mib=total // 1024)
+    return Known(tuple(found.values())) if found else Unknown(f"df: {section.reason()}")
+
+
+def parse_ports(listening: Section | None, sockets: Section | None) -> Fact[frozenset[int]]:
+    """`ss -Htln`, else /proc/net/tcp and tcp6."""
+    if listening is not None and listening.ok:
+        return _ports_of_ss(listening.text)
+    if sockets is not None and sockets.text.strip():
+        return _ports_of_proc(sockets.text)
+    return Unknown(f"ss: {listening.reason()}" if listening else "ss gave no answer")
+
+
+def _ports_of_ss(text: str) -> Fact[frozenset[int]]:
+    found: set[int] = set()
+    for line in text.splitlines():
+        words = line.split()
+        if not words or words[0] != "LISTEN":
+            continue
+        port = words[3].rpartition(":")[2] if len(words) > 3 else ""
+        if not (port.isascii() and port.isdigit() and len(port) <= 5):
+            return Unknown("ss printed a line that is no socket")
+        found.add(int(port))
+    return Known(frozenset(found))
+
+
+def _ports_of_proc(text: str) -> Fact[frozenset[int]]:
+    found: set[int] = set()
+    for line in text.splitlines():
+        words = line.split()
+        if len(words) < 4 or not words[0].endswith(":") or words[3] != _LISTEN:
+            continue
+        try:
+            found.add(int(words[1].rpartition(":")[2], 16))
+        except ValueError:
+            return Unknown("/proc/net/tcp holds a line that is no socket")
+    return Known(frozenset(found))
+
+
+def parse_lease(section: Section | None) -> Fact[str]:
+    """The lease as one line, its file as it stands; empty when none is held."""
+    if section is None:
+        return Unknown("the host did not tell whether a lease is held")
+    first, _, content = section.text.partition("\n")
+    if first.strip() != "held":
+        return Known("") if not first.strip() else Unknown("the lease could not be read")
+    line = " ".join(content.split())
+    return Known(line or "held, and its file says nothing")
+
+
+def lease_holder(line: str) -> str:
+    """The holder and since when, for people, from the line of a lease."""
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError):
+        return line[:120]
+    if not isinstance(record, dict):
+        return line[:120]
+    words = [str(record[key]) for key in ("holder", "run", "since", "taken_at") if record.get(key)]
+    return " ".join(words) or line[:120]
+
+
+def parse_runs(section: Section | None) -> Fact[tuple[str, ...]]:
+    """Runs with a journal and without a mark that they are settled."""
+    if section is None:
+        return Unknown("the host did not tell its runs")
+    return Known(tuple(sorted(line.strip() for line in section.text.splitlines() if line.strip())))
