@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
-from gpufleet.hosts.model import ContainerFact, Fact, GpuFact, HostFacts, Known, Symptom, Unknown
+from gpufleet.hosts.model import ContainerFact, DiskFact, Fact, GpuFact, HostFacts, Known, Symptom, Unknown
 from gpufleet.hosts.probes import container, gpus, nvidia_smi, nvidia_xml, runtime, system
 from gpufleet.hosts.probes.script import Section
 from gpufleet.names import HostName
@@ -33,6 +33,7 @@ def compose(
     answers = _answers(sections, seen)
     listed, gpu_symptoms = _gpus(sections, answers)
     report = answers.report
+    lease = system.parse_lease(sections.get("lease"))
     return HostFacts(
         host=host,
         at=at,
@@ -51,12 +52,30 @@ def compose(
         runtime=engine.runtime,
         gpus=listed,
         containers=_containers(seen, engine),
-        disks=system.parse_disks(seen.get("disks")),
+        disks=_disks(sections, seen),
         listening=system.parse_ports(sections.get("listening"), sections.get("sockets")),
-        lease=system.parse_lease(sections.get("lease")),
+        lease=Known(lease.value.line() if lease.value else "") if isinstance(lease, Known) else lease,
         open_runs=system.parse_runs(sections.get("runs")),
-        symptoms=engine.symptoms + gpu_symptoms,
+        symptoms=engine.symptoms + gpu_symptoms + _lease_symptoms(lease),
     )
+
+
+def _disks(sections: Mapping[str, Section], seen: Mapping[str, Section]) -> Fact[tuple[DiskFact, ...]]:
+    """What we saw ourselves, and what root saw beyond it: the runtime's data directory."""
+    own, more = system.parse_disks(sections.get("disks")), system.parse_disks(seen.get("disks"))
+    if isinstance(own, Unknown) or isinstance(more, Unknown):
+        return more if isinstance(own, Unknown) else own
+    paths = {disk.path for disk in own.value}
+    return Known(own.value + tuple(disk for disk in more.value if disk.path not in paths))
+
+
+def _lease_symptoms(lease: Fact[system.Lease | None]) -> tuple[Symptom, ...]:
+    if isinstance(lease, Unknown) or lease.value is None:
+        return ()
+    held = lease.value
+    if not held.stale:
+        return (Symptom("lease-held", held.line()),)
+    return (Symptom("lease-stale", f"{held.line()}, last heartbeat {held.age} s ago"),)
 
 
 def _answers(sections: Mapping[str, Section], seen: Mapping[str, Section]) -> gpus.Answers:

@@ -253,9 +253,13 @@ if [ "$status" -ne 0 ]; then
   probe sockets cat /proc/net/tcp /proc/net/tcp6
 fi
 begin lease
-if [ -d "$home/.gpufleet/lease" ]; then
-  echo held
-  cat "$home/.gpufleet/lease/lease.json"
+lease=$home/.gpufleet/lease
+if [ -d "$lease" ]; then
+  now=$(date +%s)
+  beat=$(cat "$lease"/beat-* 2>/dev/null | sort | tail -n 1)
+  if [ -z "$beat" ]; then beat=$(stat -c %Y "$lease" 2>/dev/null); fi
+  printf 'held %s\\n' "$((now - ${{beat:-$now}}))"
+  cat "$lease/lease.json"
 fi
 end lease 0
 begin runs

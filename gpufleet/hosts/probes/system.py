@@ -5,13 +5,37 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from gpufleet.hosts.model import DiskFact, Fact, Known, Unknown
 from gpufleet.hosts.probes.script import Section
 
 _DISK = re.compile(r"\s(\d{1,18})\s+(-?\d{1,18})\s+(-?\d{1,18})\s+(?:\d{1,3}%|-)\s+/", re.ASCII)
+_SECONDS = re.compile(r"^-?\d{1,12}$", re.ASCII)
 _LISTEN = "0A"
 """State of a listening socket in /proc/net/tcp."""
+
+
+LEASE_EXPIRES = 120
+"""Seconds without a heartbeat after which a lease may be taken over; the `change` room keeps the same number."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lease:
+    """A change at work on the host; `age` is seconds since its last heartbeat, None when that is not known."""
+
+    who: str
+    run: str
+    operation: str
+    age: int | None
+
+    @property
+    def stale(self) -> bool:
+        return self.age is not None and self.age > LEASE_EXPIRES
+
+    def line(self) -> str:
+        """For people: who, what, which run."""
+        return " ".join(word for word in (self.who, self.operation, self.run) if word)
 
 
 def pairs(text: str) -> Mapping[str, str]:
@@ -91,27 +115,28 @@ def _ports_of_proc(text: str) -> Fact[frozenset[int]]:
     return Known(frozenset(found))
 
 
-def parse_lease(section: Section | None) -> Fact[str]:
-    """The lease as one line, its file as it stands; empty when none is held."""
+def parse_lease(section: Section | None) -> Fact[Lease | None]:
+    """The lease of a change, or None when none is held. The heartbeat's age is of the host's own clock."""
     if section is None:
         return Unknown("the host did not tell whether a lease is held")
     first, _, content = section.text.partition("\n")
-    if first.strip() != "held":
-        return Known("") if not first.strip() else Unknown("the lease could not be read")
-    line = " ".join(content.split())
-    return Known(line or "held, and its file says nothing")
+    words = first.split()
+    if not words:
+        return Known(None)
+    if words[0] != "held":
+        return Unknown("the lease could not be read")
+    age = int(words[1]) if len(words) > 1 and _SECONDS.match(words[1]) else None
+    record = _record(content)
+    who, run, operation = (str(record.get(key) or "") for key in ("holder", "run", "operation"))
+    return Known(Lease(who=who or "a holder that left no record", run=run, operation=operation, age=age))
 
 
-def lease_holder(line: str) -> str:
-    """The holder and since when, for people, from the line of a lease."""
+def _record(text: str) -> Mapping[str, object]:
     try:
-        record = json.loads(line)
+        record = json.loads(text)
     except (ValueError, RecursionError):
-        return line[:120]
-    if not isinstance(record, dict):
-        return line[:120]
-    words = [str(record[key]) for key in ("holder", "run", "since", "taken_at") if record.get(key)]
-    return " ".join(words) or line[:120]
+        return {}
+    return record if isinstance(record, dict) else {}
 
 
 def parse_runs(section: Section | None) -> Fact[tuple[str, ...]]:

@@ -1,0 +1,101 @@
+"""HostFacts for every host at once: one session, one script, one answer a host."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+from gpufleet.clock import Clock
+from gpufleet.errors import FleetError, HostUnreachable
+from gpufleet.hosts.compose import compose
+from gpufleet.hosts.model import HostFacts, Symptom, Unknown
+from gpufleet.hosts.probes import script
+from gpufleet.hosts.probes.system import pairs
+from gpufleet.inventory.model import Become, Host
+from gpufleet.names import HostName
+from gpufleet.remote.fanout import fanout
+from gpufleet.remote.result import Exit, Lost
+from gpufleet.remote.transport import Session, Transport
+
+Observer = Callable[[HostName, float], None]
+DEFAULT_FORKS = 32
+
+
+def gather(
+    transport: Transport,
+    hosts: Sequence[Host],
+    *,
+    clock: Clock,
+    forks: int = DEFAULT_FORKS,
+    observe: Observer = lambda _host, _seconds: None,
+) -> Mapping[HostName, HostFacts | FleetError]:
+    """Facts of each host, or why it was not reached. One host's trouble never hides another's answer.
+
+    `observe` is told of each host when it is done, and how many seconds that took; it is called from several threads.
+    """
+    by_name = {host.name: host for host in hosts}
+
+    def ask(name: HostName) -> HostFacts:
+        begun = clock.monotonic()
+        try:
+            return facts_of(transport, by_name[name], clock=clock)
+        finally:
+            observe(name, clock.monotonic() - begun)
+
+    return fanout(tuple(by_name), ask, forks=forks)
+
+
+def facts_of(transport: Transport, host: Host, *, clock: Clock) -> HostFacts:
+    """Facts of one host; raises HostUnreachable when it is not reached or does not answer to the end."""
+    session = transport.open(host.name)
+    asked = script.command(runtime=host.runtime, runtime_path=host.runtime_path, become=host.become)
+    answer = session.run(asked)
+    if isinstance(answer, Lost):
+        raise HostUnreachable(
+            f"the facts did not arrive: {answer.reason}",
+            where=host.name,
+            hints=(f"look at the host: ssh {host.name}",),
+        )
+    sections = script.parse(answer.stdout, answer.stderr)
+    if "runs" not in sections:
+        raise HostUnreachable(
+            f"the answer stops early, the shell ended with status {answer.code}",
+            where=host.name,
+            hints=("a login shell that allows no commands answers like this; try: ssh HOST /bin/sh -c true",),
+        )
+    noisy = bool(getattr(session, "noisy", False))
+    at = clock.now().isoformat(timespec="milliseconds")
+    facts = compose(host.name, sections, at=at, noisy_login=noisy)
+    if not _needs_password(host, facts):
+        return facts
+    again = _ask_as_root(session, host, sections)
+    if isinstance(again, Symptom):
+        return replace(facts, symptoms=(*facts.symptoms, again))
+    return compose(host.name, sections, at=at, noisy_login=noisy, root_sections=again)
+
+
+def _needs_password(host: Host, facts: HostFacts) -> bool:
+    """Whether sudo's password, which we have, would open the runtime's socket."""
+    return (
+        isinstance(facts.runtime, Unknown)
+        and host.sudo_password is not None
+        and host.become is not Become.NEVER
+        and any(symptom.code == "runtime-refused" for symptom in facts.symptoms)
+    )
+
+
+def _ask_as_root(
+    session: Session, host: Host, sections: Mapping[str, script.Section]
+) -> Mapping[str, script.Section] | Symptom:
+    """The script once more through sudo, with the runtime where the first answer found it; or why not."""
+    path = pairs(sections["runtime"].text).get("path") or host.runtime_path
+    answer = session.run(
+        script.command(runtime=host.runtime, runtime_path=path, become=host.become, as_root=True)
+    )
+    match answer:
+        case Lost(reason=reason):
+            return Symptom("runtime-silent", reason)
+        case Exit(sudo_refused=slug) if slug:
+            return Symptom("sudo-refused", slug.replace("-", " "))
+        case _:
+            return script.parse(answer.stdout, answer.stderr)
