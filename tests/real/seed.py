@@ -1,0 +1,59 @@
+"""What makes one host different from the others: keys, addresses, GPUs and stand-in programs, as a tree of files that
+is copied onto its disk each time it starts."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+from tests.real.base import HOST_FILES, USERS, tree
+from tests.real.machine import run
+
+REGISTRY_CONFIG = """\
+version: 0.1
+log: {level: warn}
+storage: {filesystem: {rootdirectory: /var/lib/registry}, delete: {enabled: true}}
+http: {addr: ':5000'}
+"""
+
+
+def make(
+    seed: Path, *, name: str, address: str, registry: str, public_key: str, gpus: Sequence[tuple[str, str]]
+) -> None:
+    """Fill `seed`; `gpus` are pairs of UUID and product name."""
+    for folder in ("etc/ssh", "etc/docker", "usr/local/sbin", "usr/bin"):
+        (seed / folder).mkdir(parents=True)
+    key = seed / "etc/ssh/ssh_host_ed25519_key"
+    run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", name, "-f", key)
+    daemon = {"insecure-registries": [registry], "storage-driver": "overlay2", "shutdown-timeout": 5}
+    contents = {
+        "etc/hostname": f"{name}\n",
+        "etc/hosts": f"127.0.0.1 localhost\n{address} {name}\n",
+        "etc/registry.yml": REGISTRY_CONFIG,
+        "etc/docker/daemon.json": json.dumps(daemon),
+        "etc/gpu-devices": "".join(f"{uuid}\n" for uuid, _ in gpus),
+        "etc/gpus.json": json.dumps([{"uuid": uuid, "name": product} for uuid, product in gpus]),
+    }
+    for path, content in contents.items():
+        (seed / path).write_text(content)
+    shutil.copy(HOST_FILES / "systemctl", seed / "usr/local/sbin/systemctl")
+    for program in ("nvidia-smi", "nvidia-ctk", "nvidia-container-runtime-hook"):
+        shutil.copy(HOST_FILES / program, seed / "usr/bin" / program)
+    _authorize(seed, public_key)
+
+
+def _authorize(seed: Path, public_key: str) -> None:
+    """Let the suite's key into every account."""
+    accounts = {
+        line.split(":")[0]: line.split(":") for line in (tree() / "etc/passwd").read_text().splitlines()
+    }
+    for user in USERS:
+        keys = seed / "home" / user.name / ".ssh"
+        keys.mkdir(parents=True)
+        keys.chmod(0o700)
+        (keys / "authorized_keys").write_text(public_key)
+        for path in (keys.parent, keys, keys / "authorized_keys"):
+            os.chown(path, int(accounts[user.name][2]), int(accounts[user.name][3]))
