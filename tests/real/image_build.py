@@ -143,14 +143,15 @@ def _python_layer(base: Path, writer: LayerWriter) -> None:
         files[f"usr/lib/needed/{Path(needed).name}"] = Path(os.path.realpath(base / needed.lstrip("/")))
     for name in ("tmp", "etc", "root", "proc", "sys", "dev", "run", "usr/lib64"):
         writer.folder(name, 0o1777 if name == "tmp" else 0o755)
-    for path, source in sorted(files.items()):
-        writer.file(path, source.read_bytes(), 0o755 if os.access(source, os.X_OK) else 0o644)
+    for place, source in sorted(files.items()):
+        writer.file(place, source.read_bytes(), 0o755 if os.access(source, os.X_OK) else 0o644)
     for name in ("bin", "lib", "lib64"):
         writer.link(name, f"usr/{name}")
-    for path in files:
-        if Path(path).name.startswith("ld-linux"):
-            writer.link(f"usr/lib64/{Path(path).name}", f"/{path}")
-            writer.link(f"usr/lib/{Path(path).name}", f"/{path}")
+    for place in files:
+        name = Path(place).name
+        if name.startswith("ld-linux"):
+            writer.link(f"usr/lib64/{name}", f"/{place}")
+            writer.link(f"usr/lib/{name}", f"/{place}")
     writer.link("usr/bin/python3", f"python{version[1]}")
     writer.file("usr/bin/busybox", (base / "usr/bin/busybox").read_bytes(), 0o755)
     for name in APPLETS:
