@@ -80,8 +80,24 @@ def _fail(error: FleetError, name: str) -> int:
 
 
 def _invoke(rest: list[str]) -> int:
-    result = application()(args=rest, prog_name="gpufleet", standalone_mode=False)
+    before = rest[: rest.index("--")] if "--" in rest else rest
+    if rest and rest[0] in GROUPS and not {"--help", "-h"} & set(before):
+        # Straight into the group, and without a help option: Typer 0.29 coerces even an unset one through
+        # pydantic, whose import alone would double the start-up of a command without parameters.
+        group = _group(rest[0])
+        result = group(
+            args=rest[1:], prog_name=f"gpufleet {rest[0]}", standalone_mode=False, help_option_names=[]
+        )
+    else:
+        result = application()(args=rest, prog_name="gpufleet", standalone_mode=False)
     return result if isinstance(result, int) else 0
+
+
+def _group(name: str) -> Any:
+    """The parser of one command group, imported now."""
+    import typer
+
+    return typer.main.get_command(importlib.import_module(f"gpufleet.cli.{name}").app)
 
 
 def _usage_of(error: Exception) -> UsageError | None:
@@ -140,8 +156,7 @@ def application() -> Any:
 
         def resolve_command(self, ctx: Any, args: list[str]) -> Any:
             if args and args[0] in GROUPS:
-                module = importlib.import_module(f"gpufleet.cli.{args[0]}")
-                return args[0], typer.main.get_command(module.app), args[1:]
+                return args[0], _group(args[0]), args[1:]
             return super().resolve_command(ctx, args)
 
     app = typer.Typer(
@@ -149,7 +164,7 @@ def application() -> Any:
         cls=LazyGroup,
         no_args_is_help=True,
         pretty_exceptions_enable=False,
-        rich_markup_mode="markdown",
+        rich_markup_mode="rich",
         context_settings={"help_option_names": ["--help", "-h"]},
     )
 
