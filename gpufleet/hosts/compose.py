@@ -98,7 +98,7 @@ def _said(sections: Mapping[str, Section], name: str) -> Fact[str]:
         return Unknown(
             before.reason() if before is not None and not before.ok else "nvidia-smi was not asked"
         )
-    if section.status in {None, 124, 137} or not section.text.strip():
+    if section.status in {None, 124, 137} or not (section.ok or section.text.strip()):
         return Unknown(section.reason())
     return Known(section.text)
 

@@ -10,35 +10,38 @@ from gpufleet.hosts.model import HostFacts, Known, Unknown
 
 def encode(facts: HostFacts) -> Mapping[str, object]:
     """One host. Every object inside carries its own `unknown`: field name to reason, empty when all is known."""
-    encoded = _plain(facts)
+    encoded = plain(facts)
     if not isinstance(encoded, dict):
         raise TypeError("facts are an object")
     return encoded
 
 
-def _plain(value: object) -> object:
+def plain(value: object) -> object:
+    """Any value of facts as JSON has it; a bare Unknown becomes an object with its reason."""
     if isinstance(value, Known):
-        return _plain(value.value)
+        return plain(value.value)
+    if isinstance(value, Unknown):
+        return {"unknown": value.reason}
     if is_dataclass(value):
         return _object(value)
     if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
+        return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, frozenset):
-        return sorted(_plain(item) for item in value)  # type: ignore[type-var]  # sets here hold ports alone
+        return sorted(plain(item) for item in value)  # type: ignore[type-var]  # sets here hold ports alone
     if isinstance(value, tuple):
-        return [_plain(item) for item in value]
+        return [plain(item) for item in value]
     return value
 
 
 def _object(value: object) -> dict[str, object]:
-    plain: dict[str, object] = {}
+    encoded: dict[str, object] = {}
     unknown: dict[str, str] = {}
     for field in fields(value):  # type: ignore[arg-type]  # the caller looked
         item = getattr(value, field.name)
         if isinstance(item, Unknown):
-            plain[field.name] = None
+            encoded[field.name] = None
             unknown[field.name] = item.reason
         else:
-            plain[field.name] = _plain(item)
-    plain["unknown"] = unknown
-    return plain
+            encoded[field.name] = plain(item)
+    encoded["unknown"] = unknown
+    return encoded

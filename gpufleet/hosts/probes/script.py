@@ -278,7 +278,7 @@ class Section:
     """What one probe said.
 
     Attributes:
-        text: standard output, without the newline that the marker added.
+        text: standard output without its last newline.
         errors: standard error.
         status: exit status; None when it was skipped, and `text` is the reason then.
     """

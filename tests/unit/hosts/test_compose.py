@@ -1,0 +1,338 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from gpufleet.hosts.model import Known, Symptom, Unknown
+from tests.unit.hosts import answers
+from tests.unit.hosts.answers import facts, healthy, recorded, section, sliced
+
+
+def known(fact):
+    assert isinstance(fact, Known), fact
+    return fact.value
+
+
+def codes(seen):
+    return [symptom.code for symptom in seen.symptoms]
+
+
+def test_healthy_host():
+    seen = facts(healthy())
+    first, second = known(seen.gpus)
+    assert (first.index, first.bus_id, known(first.memory_total_mib)) == (0, "00000000:1B:00.0", 143771)
+    assert known(first.utilization_pct) == 87
+    assert known(second.utilization_pct) == 0
+    assert known(first.mig.capable) is True
+    assert known(first.mig.current) is False
+    assert known(first.mig.instances) == ()
+    assert known(first.processes) == ()
+    assert known(seen.driver) == "570.124.06"
+    assert isinstance(seen.cuda, Unknown)
+    runtime = known(seen.runtime)
+    assert (runtime.kind, runtime.version, runtime.needs_sudo) == ("docker", "26.1.5", False)
+    assert runtime.gpu_ready == Known(True)
+    assert known(seen.toolkit) == "1.17.8"
+    assert known(seen.listening) == frozenset({22, 53, 8000, 9100})
+    assert known(seen.lease) == ""
+    assert known(seen.open_runs) == ()
+    assert seen.symptoms == ()
+
+
+def test_slices_are_joined_to_their_instances():
+    (gpu,) = known(facts(sliced()).gpus)
+    seen = [
+        (one.uuid[-1], one.profile, known(one.gi), known(one.ci), known(one.start), known(one.size))
+        for one in known(gpu.mig.instances)
+    ]
+    assert seen == [
+        ("1", "1c.3g.40gb", 1, 0, 0, 4),
+        ("2", "1g.10gb+me", 11, 0, 4, 1),
+        ("3", "1g.10gb", 13, 0, 6, 1),
+    ]
+    assert [known(one.memory_mib) for one in known(gpu.mig.instances)] == [40448, 9856, 9856]
+    assert [(one.pid, one.gi) for one in known(gpu.processes)] == [(991, 11), (12, None)]
+    assert isinstance(gpu.utilization_pct, Unknown)
+
+
+def test_without_the_report_a_slice_is_placed_only_when_its_name_is_the_only_one():
+    (gpu,) = known(facts(sliced() | {"report": section("report", status=124)}).gpus)
+    large, *small = known(gpu.mig.instances)
+    assert (known(large.gi), known(large.start)) == (1, 0)
+    assert all(isinstance(one.gi, Unknown) and isinstance(one.start, Unknown) for one in small)
+
+
+def test_old_uuids_carry_their_instance():
+    sections = healthy() | {
+        "list": section("list", recorded("list", "a100-450-old-names")),
+        "query": section("query", "", status=2),
+    }
+    (gpu,) = known(facts(sections).gpus)
+    assert [(known(one.gi), known(one.ci)) for one in known(gpu.mig.instances)] == [(2, 0), (9, 0)]
+    assert isinstance(gpu.memory_total_mib, Unknown)
+    assert isinstance(gpu.mig.current, Unknown)
+
+
+def test_instances_are_unknown_when_only_the_list_is_missing():
+    sections = sliced() | {"list": section("list", "Unknown Error", status=255)}
+    (gpu,) = known(facts(sections).gpus)
+    assert isinstance(gpu.mig.instances, Unknown)
+
+
+def test_faulted_gpu_has_no_numbers():
+    sections = healthy() | {
+        "list": section("list", "GPU 0: NVIDIA A100 (UUID: GPU-aaaaaaaa-0000-1111-2222-333333333311)"),
+        "query": section("query", recorded("query", "a100-535-faulted")),
+    }
+    (gpu,) = known(facts(sections).gpus)
+    for value in (
+        gpu.memory_total_mib,
+        gpu.memory_used_mib,
+        gpu.temperature_c,
+        gpu.mig.current,
+        gpu.mig.capable,
+    ):
+        assert value == Unknown("the GPU requires a reset")
+
+
+def test_gpu_without_mig_is_not_capable():
+    sections = healthy() | {
+        "list": section("list", "GPU 0: NVIDIA L40S (UUID: GPU-dddddddd-0000-1111-2222-333333333300)"),
+        "query": section("query", recorded("query", "l40s-595-not-capable")),
+        "report": section("report", recorded("report", "l40s-595-words")),
+    }
+    (gpu,) = known(facts(sections).gpus)
+    assert (gpu.mig.capable, gpu.mig.current, gpu.mig.instances) == (Known(False), Known(False), Known(()))
+    assert isinstance(gpu.processes, Unknown) is False  # the list of compute processes stands in
+
+
+def test_lost_gpu_is_a_symptom_beside_the_others():
+    sections = healthy() | {"list": section("list", recorded("list", "a30-535-one-lost"), status=15)}
+    seen = facts(sections)
+    assert len(known(seen.gpus)) == 1
+    assert codes(seen) == ["gpu-lost"]
+
+
+@pytest.mark.parametrize(
+    ("case", "status", "code"),
+    [
+        ("any-580-mismatch", 18, "driver-mismatch"),
+        ("any-580-mismatch", 255, "driver-mismatch"),
+        ("any-535-driver-down", 9, "driver-down"),
+    ],
+)
+def test_driver_trouble(case, status, code):
+    sections = healthy() | {"list": section("list", recorded("list", case), status=status)}
+    del sections["query"]
+    seen = facts(sections)
+    assert isinstance(seen.gpus, Unknown)
+    assert codes(seen) == [code]
+
+
+@pytest.mark.parametrize(
+    ("devices", "module", "none"), [("0", "absent", True), ("8", "absent", False), ("0", "loaded", False)]
+)
+@pytest.mark.parametrize("absent", [True, False])
+def test_no_gpu_is_known_only_without_evidence(devices, module, none, absent):
+    system = answers.SYSTEM.replace("nvidia_devices=2", f"nvidia_devices={devices}")
+    system = system.replace("module=loaded", f"module={module}")
+    silent = section("list", "not installed", status=None)
+    words = section("list", recorded("list", "any-550-no-devices"), status=6)
+    seen = facts(healthy() | {"system": section("system", system), "list": silent if absent else words})
+    if none:
+        assert seen.gpus == Known(())
+        assert codes(seen) == ["gpu-none"]
+    else:
+        assert isinstance(seen.gpus, Unknown)
+        assert codes(seen) == ["driver-missing" if absent else "gpu-lost"]
+
+
+def runtime_symptoms(**changed):
+    return facts(healthy() | changed)
+
+
+def test_no_runtime():
+    seen = runtime_symptoms(runtime=section("runtime", "kind=\npath=\nreal="))
+    assert isinstance(seen.runtime, Unknown)
+    assert isinstance(seen.containers, Unknown)
+    (symptom,) = seen.symptoms
+    assert symptom.code == "runtime-missing"
+    assert "/snap/bin" in symptom.detail
+
+
+def test_socket_refused_names_the_user():
+    seen = runtime_symptoms(
+        version=section("version", "dial unix /var/run/docker.sock: connect: permission denied", status=1),
+        **{"version-sudo": section("version-sudo", "sudo: a password is required", status=1)},
+    )
+    assert seen.symptoms == (Symptom("runtime-refused", "ops"),)
+
+
+def test_socket_opens_with_sudo():
+    seen = runtime_symptoms(
+        version=section("version", "permission denied", status=1),
+        **{"version-sudo": section("version-sudo", "26.1.5")},
+    )
+    assert known(seen.runtime).needs_sudo is True
+    assert len(known(seen.containers)) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "status", "code"),
+    [
+        (
+            "Cannot connect to the Docker daemon at unix:///x. Is the docker daemon running?",
+            1,
+            "runtime-down",
+        ),
+        ("", 124, "runtime-silent"),
+        ("exec format error", 126, "runtime-broken"),
+    ],
+)
+def test_runtime_without_an_answer(text, status, code):
+    seen = runtime_symptoms(version=section("version", text, status=status))
+    assert isinstance(seen.runtime, Unknown)
+    assert codes(seen) == [code]
+
+
+def info(**changed):
+    return section("info", json.dumps(answers.INFO | changed))
+
+
+PLAIN: dict[str, object] = {"runc": {}}
+TOOLKIT_ABSENT = section("toolkit", "not installed", status=None)
+
+
+@pytest.mark.parametrize(
+    ("changed", "ready", "code"),
+    [
+        ({"info": info(Runtimes=PLAIN)}, Known(True), ""),
+        (
+            {
+                "info": info(Runtimes=PLAIN),
+                "hook": section("hook", "path=/usr/bin/hook\ninstalled=300\nengine_started=200"),
+            },
+            Known(False),
+            "runtime-not-restarted",
+        ),
+        (
+            {"info": info(Runtimes=PLAIN), "hook": section("hook", "path=/usr/bin/hook\ninstalled=300")},
+            Unknown,
+            "",
+        ),
+        ({"info": info(Runtimes=PLAIN), "hook": section("hook")}, Known(False), "runtime-not-configured"),
+        (
+            {"info": info(Runtimes=PLAIN), "hook": section("hook"), "toolkit": TOOLKIT_ABSENT},
+            Known(False),
+            "toolkit-missing",
+        ),
+        (
+            {
+                "info": info(Runtimes=PLAIN),
+                "hook": section("hook"),
+                "cdi": section("cdi", "nvidia.com/gpu=0\nnvidia.com/gpu=all"),
+            },
+            Known(True),
+            "",
+        ),
+        ({"info": info(CgroupDriver="systemd")}, Known(True), "cgroup-reload"),
+        (
+            {
+                "info": info(
+                    SecurityOptions=["name=seccomp,profile=builtin", "name=rootless", "name=cgroupns"]
+                )
+            },
+            Known(True),
+            "rootless-hook",
+        ),
+        (
+            {"runtime": section("runtime", "kind=docker\npath=/snap/bin/docker\nreal=/usr/bin/snap")},
+            Known(True),
+            "runtime-snap",
+        ),
+    ],
+)
+def test_whether_containers_get_gpus(changed, ready, code):
+    seen = runtime_symptoms(**changed)
+    found = known(seen.runtime).gpu_ready
+    assert isinstance(found, Unknown) if ready is Unknown else found == ready
+    assert codes(seen) == ([code] if code else [])
+
+
+def test_cdi_needs_docker_25():
+    devices = section("cdi", "nvidia.com/gpu=0")
+    new = known(runtime_symptoms(cdi=devices).runtime)
+    old = known(runtime_symptoms(cdi=devices, info=info(ServerVersion="20.10.24+dfsg1")).runtime)
+    assert (new.cdi, old.cdi) == (Known(True), Known(False))
+
+
+def test_podman():
+    told = {
+        "host": {"security": {"rootless": True}},
+        "store": {"graphRoot": "/home/ops/.local/share/containers/storage"},
+        "version": {"Version": "5.4.2"},
+    }
+    seen = runtime_symptoms(
+        runtime=section("runtime", "kind=podman\npath=/usr/bin/podman\nreal=/usr/bin/podman"),
+        version=section("version", "5.4.2"),
+        info=section("info", json.dumps(told, indent=2)),
+        containers=section("containers", recorded("containers", "podman-5-array")),
+    )
+    runtime = known(seen.runtime)
+    assert (runtime.kind, runtime.version, runtime.rootless) == ("podman", "5.4.2", Known(True))
+    assert runtime.gpu_ready == Known(False)
+    assert codes(seen) == ["cdi-missing"]
+    assert len(known(seen.containers)) == 2
+
+
+def test_container_that_went_away_between_two_questions():
+    text = recorded("containers", "docker-26-gpu-by-uuid")
+    gone = section("containers", text, status=1, errors="Error: No such object: 0123")
+    denied = section("containers", text, status=1, errors="Error response from daemon: broken")
+    assert len(known(runtime_symptoms(containers=gone).containers)) == 1
+    assert isinstance(runtime_symptoms(containers=denied).containers, Unknown)
+
+
+def test_info_with_server_errors_is_no_answer():
+    seen = runtime_symptoms(info=section("info", json.dumps({"ServerErrors": ["it is gone"]})))
+    assert seen.runtime == Unknown("`docker info`: it is gone")
+
+
+def test_root_answers_for_the_runtime_alone():
+    refused = healthy() | {"version": section("version", "permission denied", status=1)}
+    refused.pop("info")
+    refused.pop("containers")
+    root = healthy() | {"system": section("system", "user=root\nhome=/root")}
+    from gpufleet.hosts.compose import compose
+    from gpufleet.names import HostName
+
+    seen = compose(HostName("gpu-01"), refused, at="now", noisy_login=False, root_sections=root)
+    assert known(seen.runtime).needs_sudo is True
+    assert len(known(seen.containers)) == 1
+    assert (seen.user, seen.home) == (Known("ops"), Known("/home/ops"))
+
+
+@pytest.mark.parametrize(
+    ("case", "code"), [("held-fresh", "lease-held"), ("held-old", "lease-stale"), ("free", "")]
+)
+def test_lease(case, code):
+    seen = facts(healthy() | {"lease": section("lease", recorded("lease", case))})
+    assert codes(seen) == ([code] if code else [])
+    assert known(seen.lease) == ("kim@desk pool deploy chat 20261130T101010-aaaaaa" if code else "")
+
+
+def test_an_answer_without_sections_is_unknown_everywhere():
+    seen = facts({})
+    for name in (
+        "hostname",
+        "sudo",
+        "runtime",
+        "gpus",
+        "containers",
+        "disks",
+        "listening",
+        "lease",
+        "open_runs",
+    ):
+        assert isinstance(getattr(seen, name), Unknown), name
