@@ -1,0 +1,172 @@
+"""The machine gpufleet runs on, for `connection: local`: the same frame, through `/bin/sh -s` of our own."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import selectors
+import signal
+import subprocess  # noqa: TID251 running commands here is what this module is for
+import threading
+from collections.abc import Mapping
+from typing import IO, cast
+
+from gpufleet.clock import Clock, SystemClock
+from gpufleet.errors import SelectionError
+from gpufleet.names import HostName
+from gpufleet.redact import Secret, scrub
+from gpufleet.remote.command import Command
+from gpufleet.remote.ending import end_command
+from gpufleet.remote.exchange import Deadline, Ended, Received
+from gpufleet.remote.files import put_command
+from gpufleet.remote.framing import finished, frame, unframe
+from gpufleet.remote.result import Lost, Outcome
+from gpufleet.remote.target import Target
+
+_CHUNK = 1 << 16
+
+
+class LocalTransport:
+    """Opens sessions on this machine under the names of the hosts that ask for it."""
+
+    def __init__(self, targets: Mapping[HostName, Target], *, clock: Clock | None = None) -> None:
+        self._targets = targets
+        self._clock = clock or SystemClock()
+
+    def open(self, host: HostName) -> LocalSession:
+        """A session; there is nothing that could refuse it."""
+        if host not in self._targets:
+            raise SelectionError(f"there is no host {host}")
+        return LocalSession(self._clock, sudo_password=self._targets[host].sudo_password)
+
+    def close(self) -> None:
+        """Nothing is kept open."""
+
+
+class LocalSession:
+    """Runs commands here. Safe to use from several threads."""
+
+    def __init__(self, clock: Clock, *, sudo_password: Secret[str] | None = None) -> None:
+        self._clock = clock
+        self._sudo_password = sudo_password
+        self._closed = threading.Event()
+
+    def run(self, command: Command) -> Outcome:
+        """Run to the end or to the deadline."""
+        if self._closed.is_set():
+            return Lost(reason="the session is closed", sent=False)
+        marker = f"gpufleet-{secrets.token_hex(12)}"
+        text = frame(command, marker, sudo_password=self._sudo_password)
+        deadline = Deadline.after(self._clock, command.timeout)
+        try:
+            process = subprocess.Popen(
+                ["/bin/sh", "-s"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                start_new_session=True,  # so that a deadline can end the whole group
+            )
+        except OSError as wrong:
+            return Lost(reason=f"/bin/sh cannot be started here: {wrong.strerror}", sent=False)
+        with _reaped(process):
+            received = _pump(process, text, marker, deadline)
+            seen = unframe(bytes(received.stdout), bytes(received.stderr), marker, become=command.become)
+            if seen.exit is not None:
+                return seen.exit
+            if received.ended is not Ended.DEADLINE:
+                return Lost(reason="the shell was ended before it could answer", sent=True)
+            how = "the process was ended"
+            if seen.root_pid is not None and command.become:
+                # What runs as root cannot be signalled by us; ask as root. Reaped meanwhile: a dead child that
+                # nobody has waited for still counts as a member of its group.
+                threading.Thread(target=process.wait, daemon=True).start()
+                outcome = self.run(end_command((process.pid, seen.root_pid), become=True))
+                how = how if getattr(outcome, "ok", False) else "a process of root may still be running"
+            _end_group(process)
+        known = (self._sudo_password,) if self._sudo_password is not None else ()
+        return Lost(reason=scrub(f"no answer within {command.timeout:g} s; {how}", known), sent=True)
+
+    def put(self, content: bytes, path: str, mode: int) -> Outcome:
+        """Write a file whole."""
+        return self.run(put_command(content, path, mode))
+
+    def close(self) -> None:
+        """Later commands are refused; those that run go on."""
+        self._closed.set()
+
+
+class _reaped(contextlib.AbstractContextManager[None]):  # noqa: N801 reads as a verb where it is used
+    """Closes the pipes of a process and waits for it; ends its group when the block was left by an exception."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self._process = process
+
+    def __exit__(self, kind: object, value: object, trace: object) -> None:
+        if kind is not None:
+            _end_group(self._process)
+        for stream in (self._process.stdin, self._process.stdout, self._process.stderr):
+            with contextlib.suppress(OSError):
+                cast("IO[bytes]", stream).close()
+        self._process.wait()
+
+
+def _pump(process: subprocess.Popen[bytes], text: bytes, marker: str, deadline: Deadline) -> Received:
+    received = Received(sent=True)
+    stdin, stdout, stderr = (
+        cast("IO[bytes]", item) for item in (process.stdin, process.stdout, process.stderr)
+    )
+    with selectors.DefaultSelector() as selector:
+        for stream in (stdin, stdout, stderr):
+            os.set_blocking(stream.fileno(), False)
+        selector.register(stdin, selectors.EVENT_WRITE)
+        selector.register(stdout, selectors.EVENT_READ, received.stdout)
+        selector.register(stderr, selectors.EVENT_READ, received.stderr)
+        while finished(received.stdout, marker) + finished(received.stderr, marker) < 2:
+            if deadline.left() <= 0:
+                received.ended = Ended.DEADLINE
+                return received
+            if stdout.fileno() not in _open(selector) and stderr.fileno() not in _open(selector):
+                received.ended = Ended.CLOSED
+                return received
+            for key, _ in selector.select(min(deadline.left(), 1.0)):
+                if key.data is not None:
+                    _read(selector, key)
+                else:
+                    text = _write(selector, stdin, text)
+    received.ended = Ended.ANSWERED
+    return received
+
+
+def _open(selector: selectors.BaseSelector) -> set[int]:
+    return {key.fd for key in selector.get_map().values()}
+
+
+def _read(selector: selectors.BaseSelector, key: selectors.SelectorKey) -> None:
+    chunk = os.read(key.fd, _CHUNK)
+    if chunk:
+        key.data.extend(chunk)
+    else:
+        selector.unregister(key.fileobj)
+
+
+def _write(selector: selectors.BaseSelector, stdin: IO[bytes], text: bytes) -> bytes:
+    try:
+        text = text[os.write(stdin.fileno(), text[:_CHUNK]) :]
+    except BlockingIOError:
+        return text
+    except BrokenPipeError:
+        text = b""
+    if not text:
+        selector.unregister(stdin)
+        stdin.close()
+    return text
+
+
+def _end_group(process: subprocess.Popen[bytes]) -> None:
+    """TERM to the whole group, KILL to what is left of it three seconds later."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(3)
+        os.killpg(process.pid, signal.SIGKILL)
