@@ -1,0 +1,73 @@
+"""Finding a program on the host and running it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, cast
+
+from gpufleet.lab.shell.builtins import REFUSED
+from gpufleet.lab.shell.call import Call, Program
+from gpufleet.lab.shell.redirect import Redirections
+from gpufleet.lab.shell.streams import Reader
+from gpufleet.lab.shell.syntax import Unsupported
+from gpufleet.lab.simfs import FsError
+
+if TYPE_CHECKING:
+    from gpufleet.lab.shell.interpreter import Shell
+
+
+class Programs(Redirections):
+    """The part of the shell that starts programs."""
+
+    variables: dict[str, str]
+    exported: set[str]
+
+    def environment(self) -> dict[str, str]:
+        """The exported variables."""
+        return {name: self.variables[name] for name in self.exported if name in self.variables}
+
+    def find_program(self, name: str, path: str | None = None) -> str | None:
+        """Where a program stands, by PATH or by the path itself."""
+        programs = self.host.programs
+        if "/" in name:
+            absolute = self.host.fs_path(name, self.cwd)
+            return absolute if absolute in programs else None
+        for directory in (self.variables.get("PATH", "") if path is None else path).split(":"):
+            candidate = f"{directory.rstrip('/')}/{name}"
+            if candidate in programs:
+                return candidate
+        return None
+
+    def program(
+        self, argv: list[str], env: dict[str, str], *, user: str = "", stdin: Reader | None = None
+    ) -> int:
+        """Run a program of the host with an environment of its own."""
+        place = self.find_program(argv[0], env.get("PATH"))
+        if place is None:
+            return self._not_a_program(argv[0])
+        program: Program = self.host.programs[place]
+        source = self.fds[0] if stdin is None else stdin
+        call = Call(
+            argv=argv,
+            stdin=source if isinstance(source, Reader) else Reader(),
+            out=self.sink(1),
+            err=self.sink(2),
+            env=env,
+            cwd=self.cwd,
+            user=user or self.user,
+            shell=cast("Shell", self),
+        )
+        try:
+            return program(call)
+        except FsError as refused:
+            return call.complain(f"{argv[0]}: write error: {refused}")
+
+    def _not_a_program(self, name: str) -> int:
+        if "/" in name:
+            node = self.host.fs.seek(self.host.fs_path(name, self.cwd), self.user)
+            if node is not None:
+                return self.complain(f"{name}: Permission denied", 126)
+        elif name in self.host.known_programs:
+            return self.complain(f"{name}: not found", 127)
+        elif "/" not in name and name in REFUSED:
+            raise Unsupported(name)
+        return self.complain(f"{name}: not found", 127)

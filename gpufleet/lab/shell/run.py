@@ -1,0 +1,59 @@
+"""One script on one host, from outside."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gpufleet.lab.shell.call import Shared
+from gpufleet.lab.shell.interpreter import Shell
+from gpufleet.lab.shell.streams import Capture, Reader, Sink, byte_text
+from gpufleet.lab.shell.syntax import Unsupported
+from gpufleet.lab.simhost import Killed, SimHost
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """A script ran to its end."""
+
+    code: int
+    stdout: bytes
+    stderr: bytes
+
+
+def run_shell(
+    host: SimHost,
+    text: str | bytes,
+    stdin: bytes = b"",
+    env: dict[str, str] | None = None,
+    *,
+    user: str = "",
+    parameters: tuple[str, ...] = (),
+    deadline: float = float("inf"),
+    streams: tuple[Sink, Sink] | None = None,
+) -> Ended:
+    """Run a script as the login shell of `user` would run `sh -s`.
+
+    `stdin` is what commands read from standard input, `env` comes on top of the variables of a login, `deadline`
+    is a monotonic time of the host's clock at which `DeadlinePassed` is raised, and `streams` is where output goes
+    as it is written, for servers; without it output is captured.
+    """
+    out, err = streams or (Capture(), Capture())
+    who = user or host.login
+    shared = Shared([deadline])
+    shell = Shell(host, who, shared, (Reader(byte_text(stdin)), out, err))
+    shell.variables = {
+        name: byte_text(value) for name, value in {**host.environment(who), **(env or {})}.items()
+    }
+    shell.exported = set(shell.variables)
+    shell.variables["IFS"] = " \t\n"
+    shell.parameters = [byte_text(value) for value in parameters]
+    code = 255
+    try:
+        code = shell.run_as_process(byte_text(text))
+    except Unsupported as refused:
+        err.write(f"lab sh: unsupported: {refused}\n")
+        code = 2
+    except Killed as killed:
+        code = 128 + killed.signal
+    captured = [stream.text() if isinstance(stream, Capture) else "" for stream in (out, err)]
+    return Ended(code=code, stdout=captured[0].encode("latin-1"), stderr=captured[1].encode("latin-1"))
