@@ -6,6 +6,7 @@ as text or as the same fields in JSON.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import ClassVar
@@ -50,6 +51,7 @@ class FleetError(Exception):
         where: host, `file:line`, or step; empty when the summary says it all.
         hints: what to do next, each one line.
         rows: the single places, when there are several.
+        fields: further fields of the JSON answer, such as `hosts`.
     """
 
     code: ClassVar[str] = "error"
@@ -71,6 +73,7 @@ class FleetError(Exception):
         self.hints = hints
         self.rows = rows
         self.run = run
+        self.fields: Mapping[str, object] = {}
 
     def __str__(self) -> str:
         place = f"{self.where}: " if self.where else ""
