@@ -1,0 +1,194 @@
+"""`gpufleet proxy`: serve pools at one OpenAI-compatible address, check what would be served, ask a running proxy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from gpufleet.cli.console import Answer, finish, note, table, warn
+from gpufleet.cli.settings import current
+from gpufleet.errors import CannotServe, ExitCode, UsageError
+
+if TYPE_CHECKING:
+    from gpufleet.pools.routes import RouteTable
+    from gpufleet.proxy.config import Address, ProxyConfig
+    from gpufleet.proxy.run.server import Started
+
+app = typer.Typer(
+    no_args_is_help=True,
+    help="Serve pools at one OpenAI-compatible address.",
+    rich_markup_mode=None,
+    add_completion=False,
+)
+
+Routes = Annotated[
+    Path | None,
+    typer.Option(
+        "--routes", metavar="PATH", help="The route table; routes.json of the state directory by default."
+    ),
+]
+Admin = Annotated[
+    str, typer.Option("--admin", metavar="HOST:PORT", help="Health, metrics, status page, drain.")
+]
+
+
+@app.command()
+def serve(
+    listen: Annotated[
+        str, typer.Option("--listen", metavar="HOST:PORT", help="Where clients send requests.")
+    ] = "127.0.0.1:8080",
+    admin: Admin = "127.0.0.1:8081",
+    routes: Routes = None,
+    allow_anonymous: Annotated[
+        bool, typer.Option("--allow-anonymous", help="Serve requests without a key.")
+    ] = False,
+    wait_for_routes: Annotated[
+        bool, typer.Option("--wait-for-routes", help="Start although there is nothing to serve yet.")
+    ] = False,
+    health_every: Annotated[
+        float,
+        typer.Option("--health-every", metavar="SECONDS", min=0.1, help="Between two looks at a member."),
+    ] = 5.0,
+    drain: Annotated[
+        float,
+        typer.Option("--drain", metavar="SECONDS", min=0.0, help="What requests in flight get at the end."),
+    ] = 600.0,
+) -> None:
+    """Serve until Ctrl-C or SIGTERM; a second one does not wait for requests in flight. SIGHUP reads files again."""
+    import logging
+
+    from gpufleet.proxy.config import ProxyConfig
+    from gpufleet.proxy.decide.health import HealthRules
+    from gpufleet.proxy.run.server import run
+
+    settings = current()
+    config = ProxyConfig(
+        listen=_address("--listen", listen),
+        admin=_address("--admin", admin),
+        routes=str(routes or settings.state_dir / "routes.json"),
+        tokens=str(settings.state_dir / "tokens.db"),
+        allow_anonymous=allow_anonymous,
+        wait_for_routes=wait_for_routes,
+        drain=drain,
+        health=HealthRules(every=health_every, timeout=min(2.0, health_every)),
+    )
+    level = logging.WARNING if settings.quiet else logging.INFO
+    logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(message)s")
+    run(config, on_started=lambda started: _greet(config, started))
+    raise finish(Answer(command="proxy serve", fields={"stopped": True}, text=""))
+
+
+def _greet(config: ProxyConfig, started: Started) -> None:
+    note(f"serving at http://{started.listen}/v1, status at http://{started.admin}/")
+    if not len(started.state.directory) and not config.allow_anonymous:
+        warn("there is no token, so every request is refused; make one with `gpufleet token create NAME`")
+    if config.listen.host not in {"127.0.0.1", "::1", "localhost"}:
+        warn(
+            f"{config.listen} is reached from other machines, and without TLS: put a TLS proxy in front of it"
+        )
+
+
+@app.command()
+def check(routes: Routes = None) -> None:
+    """Read the route table as `serve` would, and say what is wrong with it."""
+    from gpufleet.proxy.run.fleet import TableRefused, check
+    from gpufleet.proxy.run.key_reference import resolve
+    from gpufleet.proxy.run.routes_file import RoutesFile, RoutesUnreadable
+
+    path = str(routes or current().state_dir / "routes.json")
+    try:
+        table_ = RoutesFile(path).read()
+        check(table_)
+        for pool in table_.pools:
+            for endpoint in pool.endpoints:
+                if endpoint.key is not None:
+                    resolve(endpoint.key)
+    except (RoutesUnreadable, TableRefused, ValueError) as error:
+        raise CannotServe(str(error), where=path, hints=("deploy a pool: `gpufleet pool deploy`",)) from None
+    if not table_.pools:
+        raise CannotServe(
+            "the route table names no pool", where=path, hints=("deploy a pool: `gpufleet pool deploy`",)
+        )
+    raise finish(
+        Answer(
+            command="proxy check",
+            fields={"routes": path, "generation": table_.generation, "pools": _pools(table_)},
+            text=_pools_text(table_),
+        )
+    )
+
+
+def _pools(routes: RouteTable) -> list[dict[str, Any]]:
+    return [
+        {
+            "pool": pool.name,
+            "algorithm": pool.algorithm,
+            "models": pool.models,
+            "members": len(pool.endpoints),
+        }
+        for pool in routes.pools
+    ]
+
+
+def _pools_text(routes: RouteTable) -> str:
+    rows = [
+        (pool.name, pool.algorithm, str(len(pool.endpoints)), ", ".join(pool.models)) for pool in routes.pools
+    ]
+    return table(("POOL", "ALGORITHM", "MEMBERS", "MODELS"), rows)
+
+
+@app.command()
+def status(admin: Admin = "127.0.0.1:8081") -> None:
+    """Ask a running proxy for its members, their health and their requests in flight."""
+    page = _ask(_address("--admin", admin))
+    rows = [
+        (
+            pool["pool"],
+            member["replica"],
+            member["endpoint"],
+            member["state"],
+            member["health"],
+            str(member["in_flight"]),
+        )
+        for pool in page["pools"]
+        for member in pool["members"]
+    ]
+    heads = ("POOL", "REPLICA", "ENDPOINT", "STATE", "HEALTH", "IN FLIGHT")
+    raise finish(
+        Answer(
+            command="proxy status", fields={"admin": admin, **page}, text=table(heads, rows), exit=ExitCode.OK
+        )
+    )
+
+
+def _ask(address: Address) -> dict[str, Any]:
+    import http.client
+    import json
+
+    connection = http.client.HTTPConnection(address.host, address.port, timeout=5.0)
+    try:
+        connection.request("GET", "/admin/members")
+        answer = connection.getresponse()
+        page = json.loads(answer.read())
+    except (OSError, ValueError, http.client.HTTPException) as error:
+        raise CannotServe(
+            f"no proxy answers: {getattr(error, 'strerror', None) or type(error).__name__}",
+            where=str(address),
+            hints=("start one with `gpufleet proxy serve`, or name its address with --admin",),
+        ) from None
+    finally:
+        connection.close()
+    if answer.status != 200 or "pools" not in page:
+        raise CannotServe("what answers there is no gpufleet proxy", where=str(address))
+    return dict(page)
+
+
+def _address(option: str, text: str) -> Address:
+    from gpufleet.proxy.config import parse_address
+
+    try:
+        return parse_address(text)
+    except ValueError as error:
+        raise UsageError(f"{option}: {error}") from None

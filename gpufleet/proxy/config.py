@@ -1,0 +1,59 @@
+"""What one proxy process is told: addresses, files, limits and times."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from gpufleet.proxy.decide.deadline import Timeouts
+from gpufleet.proxy.decide.health import HealthRules
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Address:
+    """Where to listen. Port 0 takes a free one."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+def parse_address(text: str) -> Address:
+    """`HOST:PORT`, `[IPV6]:PORT` or `:PORT` (loopback). Raises `ValueError` with the reason."""
+    host, colon, port = text.rpartition(":")
+    if not colon or not port.isascii() or not port.isdigit() or int(port) > 65535:
+        raise ValueError(f"`{text}` is not HOST:PORT")
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    elif ":" in host:
+        raise ValueError(f"`{text}`: an IPv6 address stands in brackets, [::1]:8080")
+    return Address(host=host or "127.0.0.1", port=int(port))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProxyConfig:
+    """One proxy.
+
+    Attributes:
+        routes: path of the route table.
+        tokens: path of the token store.
+        allow_anonymous: requests without a key are served.
+        body_limit: bytes of one request body.
+        buffered_limit: bytes of all request bodies that wait for their engines together.
+        tick: seconds between two looks at files, deadlines and idle connections.
+        drain: seconds that requests in flight get when the proxy ends.
+    """
+
+    listen: Address
+    admin: Address
+    routes: str
+    tokens: str
+    allow_anonymous: bool = False
+    wait_for_routes: bool = False
+    body_limit: int = 64 * 1024 * 1024
+    buffered_limit: int = 1024 * 1024 * 1024
+    tick: float = 0.5
+    drain: float = 600.0
+    timeouts: Timeouts = field(default_factory=Timeouts)
+    health: HealthRules = field(default_factory=HealthRules)

@@ -1,0 +1,34 @@
+"""In turn: whoever waited longest.
+
+The cursor is kept by member, not by index: each member carries the number of its last turn, and the lowest number is
+next. So a member that leaves makes nobody miss a turn or take two, and one that comes back is simply next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gpufleet.proxy.decide.balance.api import Dice, EndpointView, RequestKey
+
+
+class RoundRobin:
+    """Even shares in a fixed order."""
+
+    __slots__ = ("_last_turn", "_turn")
+
+    def __init__(self) -> None:
+        self._turn = 0
+        self._last_turn: dict[str, int] = {}
+
+    def rank(self, views: Sequence[EndpointView], key: RequestKey, dice: Dice) -> Sequence[str]:
+        """Longest wait first; those who never had a turn come in the order given."""
+        last_turn = self._last_turn
+        order = [view.id for view in views]
+        order.sort(key=lambda id_: last_turn.get(id_, 0))
+        if order:
+            self._turn += 1
+            last_turn[order[0]] = self._turn
+        if len(last_turn) > 2 * len(views) + 16:
+            present = {view.id for view in views}
+            self._last_turn = {id_: turn for id_, turn in last_turn.items() if id_ in present}
+        return order

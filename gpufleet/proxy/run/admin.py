@@ -1,0 +1,224 @@
+"""The operator's address: health, metrics, a status page, members with their in-flight counts, drain.
+
+Listens on loopback by default and asks for no key. A browser page of another site must not reach it: a request that
+carries `Origin`, or whose `Host` is a name and not an address, changes nothing and reads nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import html
+import ipaddress
+from collections.abc import Iterator
+from typing import cast
+
+import msgspec
+
+from gpufleet.proxy.decide.health import Verdict
+from gpufleet.proxy.decide.metrics import gauge
+from gpufleet.proxy.run.fleet import Seat
+from gpufleet.proxy.run.state import ProxyState
+from gpufleet.proxy.wire.chunked import ProtocolError
+from gpufleet.proxy.wire.heads import RequestHead
+from gpufleet.proxy.wire.http1 import RequestReader
+from gpufleet.proxy.wire.refusal import REASONS
+
+_JSON = b"application/json"
+
+
+class _Drain(msgspec.Struct, forbid_unknown_fields=True):
+    pool: str
+    replica: str
+
+
+class AdminConnection(asyncio.Protocol):
+    """One connection of an operator or of Prometheus."""
+
+    def __init__(self, state: ProxyState) -> None:
+        self._state = state
+        self._reader = RequestReader(64 * 1024)
+        self._head: RequestHead | None = None
+        self._transport: asyncio.Transport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = None
+
+    def data_received(self, data: bytes) -> None:
+        self._reader.feed(data)
+        try:
+            while self._transport is not None and not self._transport.is_closing():
+                event = self._reader.next_event()
+                if event is None:
+                    return
+                if isinstance(event, bytes):
+                    self._respond(*respond(self._state, cast("RequestHead", self._head), event))
+                else:
+                    self._head = event
+        except ProtocolError as error:
+            self._head = None
+            self._respond(error.status, _JSON, _problem(error.reason))
+
+    def _respond(self, status: int, content_type: bytes, body: bytes) -> None:
+        persistent = self._head is not None and self._head.persistent
+        if self._transport is None:
+            return
+        self._transport.write(
+            b"HTTP/1.1 %d %s\r\nContent-Type: %s\r\nContent-Length: %d\r\nCache-Control: no-store\r\n%s\r\n"
+            % (
+                status,
+                REASONS.get(status, b""),
+                content_type,
+                len(body),
+                b"" if persistent else b"Connection: close\r\n",
+            )
+            + body
+        )
+        if not persistent:
+            self._transport.close()
+
+
+def respond(state: ProxyState, head: RequestHead, body: bytes) -> tuple[int, bytes, bytes]:
+    """Status, content type and body."""
+    path = head.target.split(b"?", 1)[0].decode("ascii")
+    if not _from_an_operator(head):
+        return 403, _JSON, _problem("this address is reached by its IP address and not from a web page")
+    if head.method == "POST" and path in {"/admin/drain", "/admin/undrain"}:
+        return _drain(state, body, wanted=path == "/admin/drain")
+    if head.method != "GET":
+        return 405, _JSON, _problem("this path is read with GET")
+    if path == "/health":
+        status = "stopping" if state.stopping else "ok"
+        return 503 if state.stopping else 200, _JSON, msgspec.json.encode({"status": status})
+    if path == "/metrics":
+        return 200, b"text/plain; version=0.0.4; charset=utf-8", metrics_page(state).encode()
+    if path == "/admin/members":
+        return 200, _JSON, msgspec.json.encode(members(state))
+    if path == "/":
+        return 200, b"text/html; charset=utf-8", status_page(state).encode()
+    return (
+        404,
+        _JSON,
+        _problem("there is /, /health, /metrics, /admin/members, /admin/drain and /admin/undrain"),
+    )
+
+
+def _from_an_operator(head: RequestHead) -> bool:
+    host = head.fields.get(b"host", b"").decode("latin-1")
+    name = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
+    if b"origin:" in head.kept.lower():
+        return False
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return name in {"localhost", ""}
+    return True
+
+
+def _drain(state: ProxyState, body: bytes, *, wanted: bool) -> tuple[int, bytes, bytes]:
+    try:
+        asked = msgspec.json.decode(body, type=_Drain)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        return 400, _JSON, _problem(f'send {{"pool": "...", "replica": "HOST/N"}}: {error}')
+    pool = state.fleet.table.pools.get(asked.pool)
+    seat = pool.by_id.get(asked.replica) if pool is not None else None
+    if pool is None or seat is None:
+        return 404, _JSON, _problem(f"pool `{asked.pool}` has no member `{asked.replica}`")
+    drained = state.fleet.drained
+    (drained.add if wanted else drained.discard)((asked.pool, asked.replica))
+    state.fleet.refresh()
+    return 200, _JSON, msgspec.json.encode(_row(seat))
+
+
+def _problem(message: str) -> bytes:
+    return msgspec.json.encode({"error": {"message": message}})
+
+
+def members(state: ProxyState) -> dict[str, object]:
+    """What `/admin/members` shows; `in_flight` of a member counts every pool's requests."""
+    table = state.fleet.table
+    return {
+        "generation": table.generation,
+        "stopping": state.stopping,
+        "in_flight": state.in_flight,
+        "pools": [
+            {
+                "pool": pool.name,
+                "algorithm": pool.algorithm,
+                "models": pool.models,
+                "members": list(map(_row, pool.seats)),
+            }
+            for pool in table.pools.values()
+        ],
+    }
+
+
+def _row(seat: Seat) -> dict[str, object]:
+    return {
+        "replica": seat.id,
+        "endpoint": seat.member.url,
+        "state": "draining" if seat.draining else "active",
+        "health": seat.verdict.value if seat.member.health.probed else "unknown",
+        "weight": seat.weight,
+        "in_flight": seat.member.running,
+    }
+
+
+def metrics_page(state: ProxyState) -> str:
+    """Prometheus text."""
+    pools = state.fleet.table.pools.values()
+    seats = [(pool.name, seat) for pool in pools for seat in pool.seats]
+    names = ("pool", "endpoint")
+
+    def lines() -> Iterator[str]:
+        yield from state.metrics.render()
+        yield from gauge(
+            "gpufleet_proxy_in_flight",
+            "Requests in flight on a member, from every pool.",
+            names,
+            {(pool, seat.id): seat.member.running for pool, seat in seats},
+        )
+        yield from gauge(
+            "gpufleet_proxy_endpoint_healthy",
+            "1: health lets it be asked.",
+            names,
+            {(pool, seat.id): int(seat.verdict is Verdict.UP) for pool, seat in seats},
+        )
+        yield from gauge(
+            "gpufleet_proxy_endpoint_draining",
+            "1: it gets nothing new.",
+            names,
+            {(pool, seat.id): int(seat.draining) for pool, seat in seats},
+        )
+        own = {
+            "requests_in_flight": ("Requests between dispatch and last byte.", state.in_flight),
+            "client_connections": ("Open connections of clients.", len(state.clients)),
+            "buffered_bytes": ("Bodies of requests that wait for their engines.", state.buffered),
+            "route_generation": ("Generation of the route table in use.", state.fleet.table.generation),
+        }
+        for name, (help_, value) in own.items():
+            yield from gauge(f"gpufleet_proxy_{name}", help_, (), {(): value})
+
+    return "\n".join(lines()) + "\n"
+
+
+def status_page(state: ProxyState) -> str:
+    """One small page without scripts."""
+    rows = "".join(
+        "<tr>"
+        + "".join(f"<td>{html.escape(str(cell))}</td>" for cell in (pool.name, *_row(seat).values()))
+        + "</tr>"
+        for pool in state.fleet.table.pools.values()
+        for seat in pool.seats
+    )
+    titles = ("pool", "replica", "endpoint", "state", "health", "weight", "in flight")
+    heads = "".join(f"<th>{title}</th>" for title in titles)
+    return (
+        "<!doctype html><html lang=en><meta charset=utf-8><meta http-equiv=refresh content=5><title>gpufleet proxy</title>"
+        "<style>body{font:15px system-ui;margin:2em}td,th{padding:.3em .8em;text-align:left;border-bottom:1px solid #ccc}"
+        "</style><h1>gpufleet proxy</h1>"
+        f"<p>route table generation {state.fleet.table.generation}, {state.in_flight} requests in flight</p>"
+        f"<table><tr>{heads}</tr>{rows}</table></html>\n"
+    )

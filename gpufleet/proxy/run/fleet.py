@@ -1,0 +1,246 @@
+"""The route table as living things: members with their counters, pools with their policies.
+
+A reload builds new pools around the members that stay. A request in flight holds the seat it was given; nothing that
+is published meanwhile touches it. Counters, health and connections live on the member, so a member of two pools is
+counted once and a reload forgets nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from urllib.parse import urlsplit
+
+from gpufleet.pools.routes import EndpointRoute, PoolRoute, RouteTable
+from gpufleet.proxy.config import ProxyConfig
+from gpufleet.proxy.decide.balance.api import Policy
+from gpufleet.proxy.decide.balance.policies import POLICIES
+from gpufleet.proxy.decide.health import Health, Observation, Verdict, eligible, evolve, expire
+from gpufleet.proxy.run.key_reference import resolve
+from gpufleet.proxy.run.upstream import ConnectionPool
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@-]{0,199}")
+
+
+class TableRefused(Exception):
+    """A route table that cannot be served; the text names pool and member."""
+
+
+class Member:
+    """One engine."""
+
+    __slots__ = ("connections", "health", "host_field", "id", "key", "probe_path", "running", "served", "url")
+
+    def __init__(self, route: EndpointRoute, loop: asyncio.AbstractEventLoop, connect_timeout: float) -> None:
+        host, port = split_url(route.url)
+        self.id = route.id
+        self.url = route.url
+        self.host_field = f"[{host}]:{port}".encode() if ":" in host else f"{host}:{port}".encode()
+        self.probe_path = route.health
+        self.key = b""
+        self.connections = ConnectionPool(host, port, loop, connect_timeout)
+        self.health = Health()
+        self.running = 0
+        """Requests in flight; taken and given back exactly once each."""
+        self.served = 0
+
+
+class Seat:
+    """A member's place in one pool: what a policy sees."""
+
+    __slots__ = ("draining", "id", "member", "pool", "tail", "weight")
+
+    def __init__(self, pool: str, member: Member, weight: int, *, draining: bool) -> None:
+        self.pool = pool
+        self.id = member.id
+        self.member = member
+        self.weight = weight
+        self.draining = draining
+        self.tail = f"x-gpufleet-pool: {pool}\r\nx-gpufleet-endpoint: {member.id}\r\n".encode()
+
+    @property
+    def running(self) -> int:
+        """Requests in flight on the member, whichever pool sent them."""
+        return self.member.running
+
+    @property
+    def verdict(self) -> Verdict:
+        """What health says of the member."""
+        return self.member.health.verdict
+
+
+class LivePool:
+    """One pool of one generation."""
+
+    __slots__ = ("algorithm", "by_id", "eligible", "models", "name", "policy", "route_draining", "seats")
+
+    def __init__(self, route: PoolRoute, seats: tuple[Seat, ...], policy: Policy) -> None:
+        self.name = route.name
+        self.algorithm = route.algorithm
+        self.models = route.models
+        self.seats = seats
+        self.by_id = {seat.id: seat for seat in seats}
+        self.policy = policy
+        self.route_draining = frozenset(seat.id for seat in seats if seat.draining)
+        self.eligible: tuple[Seat, ...] = ()
+
+
+class LiveTable:
+    """One generation."""
+
+    __slots__ = ("by_model", "generation", "pools", "written_at")
+
+    def __init__(self, route: RouteTable, pools: dict[str, LivePool]) -> None:
+        self.generation = route.generation
+        self.written_at = route.written_at
+        self.pools = pools
+        by_model: dict[str, list[LivePool]] = {}
+        for pool in pools.values():
+            for model in pool.models:
+                by_model.setdefault(model, []).append(pool)
+        self.by_model = {model: tuple(found) for model, found in by_model.items()}
+
+    def pool_for(self, model: str) -> LivePool | None:
+        """The first pool that serves the model and has somebody to ask, else the first that serves it."""
+        pools = self.by_model.get(model, ())
+        for pool in pools:
+            if pool.eligible:
+                return pool
+        return pools[0] if pools else None
+
+
+class Fleet:
+    """The current generation and the members that outlive it."""
+
+    __slots__ = ("_config", "_loop", "drained", "members", "table")
+
+    def __init__(self, config: ProxyConfig, loop: asyncio.AbstractEventLoop) -> None:
+        self._config = config
+        self._loop = loop
+        self.members: dict[tuple[str, str], Member] = {}
+        self.table = LiveTable(RouteTable(), {})
+        self.drained: set[tuple[str, str]] = set()
+        """(pool, replica) that the admin address drains; a reload keeps them, a restart does not."""
+
+    def replace(self, table: RouteTable) -> None:
+        """Serve this generation from now on. Raises `TableRefused` and changes nothing when it is wrong."""
+        check(table)
+        keys = {
+            (endpoint.id, endpoint.url): _key(endpoint, pool.name)
+            for pool in table.pools
+            for endpoint in pool.endpoints
+        }
+        before = self.members
+        members: dict[tuple[str, str], Member] = {}
+        pools: dict[str, LivePool] = {}
+        for route in table.pools:
+            seats = []
+            for endpoint in route.endpoints:
+                identity = (endpoint.id, endpoint.url)
+                member = members.get(identity) or before.get(identity)
+                if member is None:
+                    member = Member(endpoint, self._loop, self._config.timeouts.connect)
+                members[identity] = member
+                member.key = keys[identity]
+                member.probe_path = endpoint.health
+                draining = endpoint.state == "draining"
+                seats.append(Seat(route.name, member, endpoint.weight, draining=draining))
+            pools[route.name] = LivePool(route, tuple(seats), self._policy(route))
+        self.members = members
+        self.table = LiveTable(table, pools)
+        for identity, member in before.items():
+            if identity not in members:
+                member.connections.close()
+        self.refresh()
+
+    def _policy(self, route: PoolRoute) -> Policy:
+        old = self.table.pools.get(route.name)
+        if old is not None and old.algorithm == route.algorithm:
+            return old.policy
+        return POLICIES[route.algorithm]()
+
+    def refresh(self) -> None:
+        """Work out anew who may be asked."""
+        for pool in self.table.pools.values():
+            for seat in pool.seats:
+                seat.draining = seat.id in pool.route_draining or (pool.name, seat.id) in self.drained
+            pool.eligible = eligible(pool.seats)
+
+    def observe(self, member: Member, seen: Observation) -> None:
+        """Something was learnt about a member."""
+        before = member.health
+        if seen is Observation.ANSWERED and before.refused == 0:
+            return
+        member.health = evolve(before, seen, self._loop.time(), self._config.health)
+        if member.health.verdict is not before.verdict:
+            self.refresh()
+
+    def tick(self, now: float) -> None:
+        """End ejections whose time is up and close connections that nobody used."""
+        changed = False
+        for member in self.members.values():
+            after = expire(member.health, now)
+            changed = changed or after.verdict is not member.health.verdict
+            member.health = after
+            member.connections.close_idle(now - self._config.timeouts.upstream_idle)
+        if changed:
+            self.refresh()
+
+    def close(self) -> None:
+        """The proxy ends."""
+        for member in self.members.values():
+            member.connections.close()
+
+
+def check(table: RouteTable) -> None:
+    """Raises `TableRefused` for what no proxy can serve."""
+    names = [pool.name for pool in table.pools]
+    if len(set(names)) < len(names):
+        raise TableRefused("a pool stands twice in the route table")
+    for pool in table.pools:
+        if "/" in pool.name or _NAME.fullmatch(pool.name) is None:
+            raise TableRefused(f"pool `{pool.name}`: the name cannot stand in a path")
+        if pool.algorithm not in POLICIES:
+            raise TableRefused(
+                f"pool `{pool.name}`: algorithm `{pool.algorithm}` is not one of {', '.join(POLICIES)}"
+            )
+        ids = [endpoint.id for endpoint in pool.endpoints]
+        if len(set(ids)) < len(ids):
+            raise TableRefused(f"pool `{pool.name}`: a member stands twice")
+        for endpoint in pool.endpoints:
+            _check_endpoint(pool.name, endpoint)
+
+
+def _check_endpoint(pool: str, endpoint: EndpointRoute) -> None:
+    place = f"pool `{pool}`, member `{endpoint.id}`"
+    if _NAME.fullmatch(endpoint.id) is None:
+        raise TableRefused(f"{place}: the name cannot stand in a header")
+    if endpoint.weight < 0:
+        raise TableRefused(f"{place}: weight {endpoint.weight} is below 0")
+    if endpoint.state not in {"active", "draining"}:
+        raise TableRefused(f"{place}: state `{endpoint.state}` is neither active nor draining")
+    if not endpoint.health.startswith("/") or not endpoint.health.isascii() or " " in endpoint.health:
+        raise TableRefused(f"{place}: health path `{endpoint.health}` is no path")
+    try:
+        split_url(endpoint.url)
+    except ValueError as error:
+        raise TableRefused(f"{place}: {error}") from None
+
+
+def split_url(url: str) -> tuple[str, int]:
+    """Host and port of `http://host:port`. Raises `ValueError`."""
+    parts = urlsplit(url)
+    if parts.scheme != "http" or not parts.hostname or parts.path not in {"", "/"} or parts.query:
+        raise ValueError(f"`{url}` is not http://HOST:PORT")
+    return parts.hostname, parts.port or 80
+
+
+def _key(endpoint: EndpointRoute, pool: str) -> bytes:
+    """The header line that the engine wants; empty without a key."""
+    if endpoint.key is None:
+        return b""
+    try:
+        key = resolve(endpoint.key)
+    except ValueError as error:
+        raise TableRefused(f"pool `{pool}`, member `{endpoint.id}`: {error}") from None
+    return b"Authorization: Bearer " + key.reveal() + b"\r\n"

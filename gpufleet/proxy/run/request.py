@@ -1,0 +1,415 @@
+"""One request from dispatch to its last byte.
+
+Theory. An `Exchange` is called back by the connection to the engine and by the client's connection; it owns nothing
+that both could free twice. Its phases:
+
+    CHOOSING --rank--> CONNECTING --connected--> WAITING --head--> RELAYING --last byte--> ENDED
+       ^                  |                         |                 |
+       +--- failure before the first byte to the client; the rules are `decide.retry`
+                                    any phase --client leaves, deadline, loss--> ENDED
+
+The in-flight count of a member is taken in `_occupy` and given back in `_release`, nowhere else; `_release` may be
+called as often as one likes. Everything that ends an exchange goes through `_end`, exactly once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from enum import Enum, auto
+from typing import Protocol
+
+from gpufleet.proxy.decide.balance.api import RequestKey
+from gpufleet.proxy.decide.deadline import overdue
+from gpufleet.proxy.decide.health import Observation
+from gpufleet.proxy.decide.retry import RETRIED_STATUSES, Failure, Next, decide
+from gpufleet.proxy.run.fleet import LivePool, Seat
+from gpufleet.proxy.run.state import ProxyState
+from gpufleet.proxy.run.upstream import UpstreamConnection
+from gpufleet.proxy.wire.chunked import ProtocolError
+from gpufleet.proxy.wire.heads import (
+    Framing,
+    RequestHead,
+    ResponseHead,
+    write_request_head,
+    write_response_head,
+)
+from gpufleet.proxy.wire.openai import stream_error
+from gpufleet.proxy.wire.refusal import Refusal, no_healthy_members, upstream_failed, upstream_timeout
+
+CLIENT_GONE = "499"
+_FILLER_LIMIT = 64 * 1024
+
+
+class Downstream(Protocol):
+    """The client's side, as an exchange needs it."""
+
+    def write(self, content: bytes) -> None:
+        """Bytes for the client."""
+        ...
+
+    def answer(self, refusal: Refusal, pool: bytes) -> None:
+        """An answer of our own; nothing was written yet."""
+        ...
+
+    def finished(self, *, persistent: bool) -> None:
+        """The answer is whole; `persistent` False: close behind it."""
+        ...
+
+    def cut(self, *, hard: bool) -> None:
+        """The answer cannot be made whole: close so that the client sees it. `hard`: by a reset."""
+        ...
+
+
+class _Phase(Enum):
+    CHOOSING = auto()
+    CONNECTING = auto()
+    WAITING = auto()
+    RELAYING = auto()
+    ENDED = auto()
+
+
+class Exchange:
+    """One request; see the module."""
+
+    __slots__ = (
+        "_body",
+        "_client",
+        "_connecting",
+        "_connection",
+        "_first_byte_at",
+        "_fresh_tried",
+        "_head",
+        "_last_byte_at",
+        "_occupied",
+        "_others_tried",
+        "_path",
+        "_phase",
+        "_pool",
+        "_ranked",
+        "_request_id",
+        "_response",
+        "_seat",
+        "_started_at",
+        "_state",
+        "_stream",
+        "_target",
+        "_unchunk",
+    )
+
+    def __init__(
+        self,
+        state: ProxyState,
+        client: Downstream,
+        head: RequestHead,
+        body: bytes,
+        *,
+        pool: LivePool,
+        target: bytes,
+        path: str,
+        stream: bool,
+        request_id: bytes,
+    ) -> None:
+        self._state = state
+        self._client = client
+        self._head = head
+        self._body = body
+        self._pool = pool
+        self._target = target
+        self._path = path
+        self._stream = stream
+        self._request_id = request_id
+        self._phase = _Phase.CHOOSING
+        self._ranked: Sequence[str] = ()
+        self._others_tried = 0
+        self._fresh_tried = False
+        self._seat: Seat | None = None
+        self._occupied: Seat | None = None
+        self._connection: UpstreamConnection | None = None
+        self._connecting: asyncio.Task[None] | None = None
+        self._response: ResponseHead | None = None
+        self._unchunk = False
+        self._started_at = self._last_byte_at = state.loop.time()
+        self._first_byte_at: float | None = None
+        state.in_flight += 1
+        state.buffered += len(body)
+
+    def start(self, key: RequestKey) -> None:
+        """Choose a member and send."""
+        pool = self._pool
+        self._ranked = pool.policy.rank(pool.eligible, key, self._state.dice)
+        if not self._ranked:
+            self._refuse(no_healthy_members())
+            return
+        self._attempt(pool.by_id[self._ranked[0]])
+
+    def _attempt(self, seat: Seat, *, fresh: bool = False) -> None:
+        self._occupy(seat)
+        pool = seat.member.connections
+        connection = None if fresh else pool.take(self)
+        if connection is None:
+            self._phase = _Phase.CONNECTING
+            self._connecting = pool.connect(self)
+        else:
+            self._send(connection)
+
+    def _occupy(self, seat: Seat) -> None:
+        self._release()
+        self._seat = self._occupied = seat
+        seat.member.running += 1
+
+    def _release(self) -> None:
+        seat, self._occupied = self._occupied, None
+        if seat is not None:
+            seat.member.running -= 1
+
+    def on_connected(self, connection: UpstreamConnection) -> None:
+        self._connecting = None
+        if self._phase is not _Phase.CONNECTING:
+            connection.close()
+            return
+        self._send(connection)
+
+    def _send(self, connection: UpstreamConnection) -> None:
+        seat = self._seat
+        if seat is None:  # for the type checker: an attempt has a seat
+            return
+        self._phase = _Phase.WAITING
+        self._connection = connection
+        head = self._head
+        member = seat.member
+        fields = b"Host: %s\r\nX-Request-Id: %s\r\n%s" % (member.host_field, self._request_id, member.key)
+        connection.send(
+            write_request_head(head, self._target, fields=fields, length=len(self._body)), self._body
+        )
+
+    # --- what the engine does ------------------------------------------------------------------------------------
+
+    def on_connect_failed(self, reason: str) -> None:
+        self._connecting = None
+        seat = self._seat
+        if self._phase is not _Phase.CONNECTING or seat is None:
+            return
+        self._state.fleet.observe(seat.member, Observation.CONNECT_FAILED)
+        self._failed(Failure.CONNECT, upstream_failed(f"The engine was not reached: {reason}"))
+
+    def on_head(self, head: ResponseHead, body: bytes) -> None:
+        seat, connection = self._seat, self._connection
+        if seat is None or connection is None:
+            return
+        self._state.fleet.observe(seat.member, Observation.ANSWERED)
+        if head.status in RETRIED_STATUSES and self._may_retry():
+            self._drop_connection(reusable=_whole(connection, head, body))
+            self._failed(Failure.BUSY, no_healthy_members())
+            return
+        self._response = head
+        self._phase = _Phase.RELAYING
+        self._state.buffered -= len(self._body)
+        self._body = b""
+        content = self._answer_head(head, seat)
+        if body or connection.reader.complete:
+            self._relay(connection, content, body)
+        else:
+            self._client.write(content)
+
+    def on_body(self, received: bytes) -> None:
+        connection = self._connection
+        if connection is not None:
+            self._relay(connection, b"", received)
+
+    def _relay(self, connection: UpstreamConnection, before: bytes, received: bytes) -> None:
+        """Pass on what belongs to the body, and end with its last byte."""
+        reader = connection.reader
+        payload: list[bytes] | None = [] if self._unchunk else None
+        try:
+            taken = reader.follow(received, payload)
+        except ProtocolError as error:
+            if before:
+                self._client.write(before)
+            self._drop_connection(reusable=False)
+            self._broken(upstream_failed(f"The engine broke its answer: {error.reason}"), gap=None)
+            return
+        now = self._last_byte_at = self._state.loop.time()
+        if self._first_byte_at is None and taken:
+            self._first_byte_at = now
+            if self._stream:
+                self._state.metrics.ttft.observe(now - self._started_at, (self._pool.name,))
+        if payload is not None:
+            content = before + b"".join(payload)
+        else:
+            piece = received if taken == len(received) else received[:taken]
+            content = before + piece if before else piece
+        if content:
+            self._client.write(content)
+        if reader.complete:
+            self._complete(connection)
+
+    def _complete(self, connection: UpstreamConnection) -> None:
+        response = self._response
+        reusable = response is not None and response.persistent and not connection.reader.overrun
+        self._drop_connection(reusable=reusable)
+        self._end(str(response.status) if response is not None else "502")
+        self._client.finished(persistent=self._client_may_stay())
+
+    def on_lost(self, reason: str) -> None:
+        connection, self._connection = self._connection, None
+        if self._phase is _Phase.RELAYING and connection is not None:
+            if connection.reader.closed():
+                self._complete(connection)
+            else:
+                self._broken(upstream_failed("upstream connection lost"), gap=connection.reader.chunk_gap)
+        elif self._phase is _Phase.WAITING and connection is not None:
+            stale = connection.kept and not connection.touched
+            why = upstream_failed(f"The engine did not answer: {reason}")
+            self._failed(Failure.STALE if stale else Failure.SENT, why)
+
+    def _may_retry(self) -> bool:
+        left = len(self._ranked) - 1 - self._others_tried
+        step = decide(Failure.BUSY, others_tried=self._others_tried, others_left=left, fresh_tried=True)
+        return step is Next.OTHER_MEMBER
+
+    def _failed(self, failure: Failure, refusal: Refusal) -> None:
+        """An attempt ended and not one byte went to the client."""
+        seat = self._seat
+        if seat is None:
+            return
+        metrics = self._state.metrics
+        metrics.upstream_failures.add((self._pool.name, seat.id, failure.value))
+        left = len(self._ranked) - 1 - self._others_tried
+        step = decide(
+            failure, others_tried=self._others_tried, others_left=left, fresh_tried=self._fresh_tried
+        )
+        if step is Next.GIVE_UP:
+            self._refuse(refusal)
+            return
+        metrics.retries.add((self._pool.name, failure.value))
+        if step is Next.SAME_MEMBER:
+            self._fresh_tried = True
+            self._attempt(seat, fresh=True)
+        else:
+            self._others_tried += 1
+            self._attempt(self._pool.by_id[self._ranked[self._others_tried]])
+
+    def _refuse(self, refusal: Refusal) -> None:
+        tail = self._seat.tail if self._seat else b"x-gpufleet-pool: %s\r\n" % self._pool.name.encode()
+        self._end(str(refusal.status))
+        self._client.answer(refusal, tail)
+
+    def _broken(self, refusal: Refusal, *, gap: int | None) -> None:
+        """The answer broke after its head went out: say so where the dialect can, and never make it look whole.
+
+        `gap` is what the open chunk still wants; None when the chunked framing itself was cut.
+        """
+        response, seat = self._response, self._seat
+        if response is None or seat is None:
+            return
+        self._state.metrics.upstream_failures.add((self._pool.name, seat.id, "streaming"))
+        self._end(str(refusal.status))
+        chunked = response.framing is Framing.CHUNKED and not self._unchunk
+        speaks = _is_event_stream(response) and response.framing is not Framing.LENGTH
+        if speaks and not (chunked and (gap is None or gap > _FILLER_LIMIT)):
+            event = stream_error(self._path, refusal)
+            if chunked:
+                # A chunk that was cut is filled up with empty lines: the client's parser must reach our event.
+                filler = b"\n" * gap + b"\r\n" if gap else b""
+                event = b"%s%x\r\n%s\r\n" % (filler, len(event), event)
+            self._client.write(event)
+            self._client.cut(hard=False)
+        else:
+            self._client.cut(hard=response.framing is Framing.CLOSE or self._unchunk)
+
+    # --- the end -------------------------------------------------------------------------------------------------
+
+    def client_gone(self) -> None:
+        """The client left: the engine stops at once, in whatever phase."""
+        if self._phase is _Phase.ENDED:
+            return
+        self._state.metrics.client_gone.add((self._pool.name,))
+        self._drop_connection(reusable=False)
+        self._end(CLIENT_GONE)
+
+    def expire(self, now: float) -> None:
+        """Look at the deadlines. Not retried: the engine may already be generating."""
+        late = overdue(
+            self._state.config.timeouts,
+            now,
+            started=self._started_at,
+            first_byte=self._first_byte_at,
+            last_byte=self._last_byte_at,
+            stream=self._stream,
+        )
+        if not late:
+            return
+        refusal = upstream_timeout(f"The engine was too slow: {late}")
+        connection = self._connection
+        self._drop_connection(reusable=False)
+        if self._phase is _Phase.RELAYING:
+            self._broken(refusal, gap=connection.reader.chunk_gap if connection is not None else None)
+        elif self._phase is not _Phase.ENDED:
+            self._refuse(refusal)
+
+    def pause(self) -> None:
+        """The client does not read: stop reading from the engine."""
+        if self._connection is not None:
+            self._connection.pause()
+
+    def resume(self) -> None:
+        """The client reads again; the time it did not is not the engine's."""
+        self._last_byte_at = self._state.loop.time()
+        if self._connection is not None:
+            self._connection.resume()
+
+    def _drop_connection(self, *, reusable: bool) -> None:
+        connecting, self._connecting = self._connecting, None
+        if connecting is not None:
+            connecting.cancel()
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.give_back(self._state.loop.time(), reusable=reusable)
+
+    def _end(self, code: str) -> None:
+        if self._phase is _Phase.ENDED:
+            return
+        self._phase = _Phase.ENDED
+        self._release()
+        state = self._state
+        state.in_flight -= 1
+        state.buffered -= len(self._body)
+        self._body = b""
+        metrics = state.metrics
+        metrics.requests.add((self._pool.name, self._seat.id if self._seat else "", code))
+        metrics.duration.observe(state.loop.time() - self._started_at, (self._pool.name,))
+
+    # --- the answer's head ---------------------------------------------------------------------------------------
+
+    def _client_may_stay(self) -> bool:
+        response = self._response
+        return (
+            self._head.persistent
+            and not self._state.stopping
+            and response is not None
+            and response.framing is not Framing.CLOSE
+            and not self._unchunk
+        )
+
+    def _answer_head(self, head: ResponseHead, seat: Seat) -> bytes:
+        self._unchunk = head.framing is Framing.CHUNKED and self._head.minor == 0
+        fields = b"x-request-id: %s\r\n%s" % (self._request_id, seat.tail)
+        if head.status == 503 and b"retry-after" not in head.fields:
+            fields += b"Retry-After: 1\r\n"  # an engine never says when; without it clients are back within a second
+        return write_response_head(
+            head, fields=fields, minor=self._head.minor, persistent=self._client_may_stay()
+        )
+
+
+def _whole(connection: UpstreamConnection, head: ResponseHead, body: bytes) -> bool:
+    """The answer that is thrown away is here to its end, so the connection can serve again."""
+    try:
+        connection.reader.follow(body)
+    except ProtocolError:
+        return False
+    return head.persistent and connection.reader.complete and not connection.reader.overrun
+
+
+def _is_event_stream(head: ResponseHead) -> bool:
+    return head.fields.get(b"content-type", b"")[:17].lower() == b"text/event-stream"

@@ -1,0 +1,72 @@
+"""What all connections of one proxy process share."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+import secrets
+from typing import Protocol
+
+from gpufleet.clock import Clock
+from gpufleet.proxy.config import ProxyConfig
+from gpufleet.proxy.decide.auth import Directory
+from gpufleet.proxy.decide.balance.api import Dice
+from gpufleet.proxy.decide.metrics import ProxyMetrics
+from gpufleet.proxy.run.fleet import Fleet
+
+
+class Connected(Protocol):
+    """A client's connection, as the server sees it."""
+
+    def expire(self, now: float) -> None:
+        """Look at the deadlines. `now` is the loop's time."""
+        ...
+
+    def close(self) -> None:
+        """At once."""
+        ...
+
+
+class ProxyState:
+    """One a process; lives on the loop's thread alone."""
+
+    __slots__ = (
+        "_numbers",
+        "_prefix",
+        "buffered",
+        "clients",
+        "config",
+        "dice",
+        "directory",
+        "fleet",
+        "in_flight",
+        "loop",
+        "metrics",
+        "started",
+        "stopping",
+        "wall",
+    )
+
+    def __init__(self, config: ProxyConfig, loop: asyncio.AbstractEventLoop, clock: Clock) -> None:
+        self.config = config
+        self.loop = loop
+        self.fleet = Fleet(config, loop)
+        self.metrics = ProxyMetrics()
+        self.directory = Directory({}, anonymous=config.allow_anonymous)
+        self.dice: Dice = random.Random()
+        self.clients: set[Connected] = set()
+        self.in_flight = 0
+        """Requests between dispatch and last byte."""
+        self.buffered = 0
+        """Bytes of their bodies."""
+        self.stopping = False
+        self.wall = clock.now().timestamp()
+        """Seconds since 1970, as of the last tick."""
+        self.started = self.wall
+        self._prefix = secrets.token_hex(6)
+        self._numbers = itertools.count(1)
+
+    def new_request_id(self) -> bytes:
+        """Unique over processes and restarts."""
+        return b"%s-%x" % (self._prefix.encode(), next(self._numbers))

@@ -1,0 +1,115 @@
+"""Chunked framing, followed to its end without being written anew.
+
+    SIZE --size line--> CONTENT --last byte--> AFTER --CRLF--> SIZE
+    SIZE --size 0--> TRAILER --empty line--> complete
+
+A relay passes the bytes on as they are and only learns from here where the message ends. Hexadecimal digits alone
+make a size: no sign, no blank, no underscore, at most sixteen digits; every line ends in CRLF.
+"""
+
+from __future__ import annotations
+
+import re
+from enum import Enum, auto
+
+_SIZE_LINE = re.compile(rb"([0-9A-Fa-f]{1,15})(?:[ \t]*;[\t\x20-\x7e\x80-\xff]*)?\r\n")
+_TRAILER_LINE = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+:[\t\x20-\x7e\x80-\xff]*\r\n")
+LINE_LIMIT = 1024
+"""Bytes of one size line or trailer line."""
+TRAILER_LIMIT = 16 * 1024
+
+
+class ProtocolError(Exception):
+    """The peer does not speak HTTP/1.1 as we accept it; `status` is what a client is answered."""
+
+    def __init__(self, status: int, reason: str) -> None:
+        super().__init__(reason)
+        self.status = status
+        self.reason = reason
+
+
+class _State(Enum):
+    SIZE = auto()
+    CONTENT = auto()
+    AFTER = auto()
+    TRAILER = auto()
+
+
+class ChunkFollower:
+    """Where one chunked body ends. `feed` gives the number of bytes that belong to it and may set `complete`."""
+
+    __slots__ = ("_left", "_line", "_state", "_trailer", "complete")
+
+    def __init__(self) -> None:
+        self._state = _State.SIZE
+        self._left = 0
+        self._line = b""
+        self._trailer = 0
+        self.complete = False
+
+    @property
+    def gap(self) -> int | None:
+        """Content bytes missing of the open chunk; 0 between chunks; None inside framing."""
+        if self._state is _State.CONTENT:
+            return self._left
+        return 0 if self._state is _State.SIZE and not self._line else None
+
+    def feed(self, received: bytes, payload: list[bytes] | None = None) -> int:
+        """Bytes of `received` that belong to this body. `payload` receives the content alone."""
+        position, size = 0, len(received)
+        while position < size and not self.complete:
+            if self._state is _State.CONTENT:
+                taken = min(self._left, size - position)
+                if payload is not None:
+                    payload.append(received[position : position + taken])
+                position += taken
+                self._left -= taken
+                if self._left == 0:
+                    self._state = _State.AFTER
+            elif (
+                self._state is _State.SIZE
+                and not self._line
+                and (match := _SIZE_LINE.match(received, position))
+            ):
+                self._open(match)
+                position = match.end()
+            else:
+                position = self._line_piece(received, position)
+        return position
+
+    def _open(self, match: re.Match[bytes]) -> None:
+        if match.end() - match.start() > LINE_LIMIT:
+            raise ProtocolError(400, "a chunk's size line is too long")
+        self._left = int(match[1], 16)
+        self._state = _State.CONTENT if self._left else _State.TRAILER
+
+    def _line_piece(self, received: bytes, position: int) -> int:
+        """Gather a line that is cut, or that the fast way did not accept."""
+        newline = received.find(b"\n", position)
+        end = len(received) if newline < 0 else newline + 1
+        self._line += received[position:end]
+        line = self._line
+        if self._state is _State.AFTER:
+            if not b"\r\n".startswith(line):
+                raise ProtocolError(400, "a chunk is not followed by CRLF")
+        elif len(line) > LINE_LIMIT:
+            raise ProtocolError(400, "a line of the chunked framing is too long")
+        if newline >= 0:
+            self._line = b""
+            self._whole_line(line)
+        return end
+
+    def _whole_line(self, line: bytes) -> None:
+        if self._state is _State.AFTER:
+            self._state = _State.SIZE
+        elif self._state is _State.SIZE:
+            match = _SIZE_LINE.fullmatch(line)
+            if match is None:
+                raise ProtocolError(400, "a chunk's size is not a hexadecimal number")
+            self._open(match)
+        elif line == b"\r\n":
+            self.complete = True
+        else:
+            self._trailer += len(line)
+            if self._trailer > TRAILER_LIMIT or _TRAILER_LINE.fullmatch(line) is None:
+                raise ProtocolError(400, "a trailer is not valid or too long")

@@ -1,0 +1,248 @@
+"""Heads of HTTP/1.1 messages: read strictly, and written for the next hop.
+
+Every head is read twice, by llhttp (httptools) and by one strict regular expression; what either of them refuses is
+refused, so a message that two parsers could understand differently never passes through.
+"""
+
+from __future__ import annotations
+
+import re
+from enum import Enum, auto
+
+import httptools
+import msgspec
+
+from gpufleet.proxy.wire.chunked import ProtocolError
+
+HEAD_LIMIT = 64 * 1024
+"""Bytes of one head, request or response."""
+
+_FIELDS = rb"((?:[!#$%&'*+\-.^_`|~0-9A-Za-z]++:[\t\x20-\x7e\x80-\xff]*+\r\n)*+)\r\n"
+_REQUEST = re.compile(rb"([A-Z]{1,20}) (/[\x21-\x7e]*) HTTP/1\.([01])\r\n" + _FIELDS)
+_RESPONSE = re.compile(rb"HTTP/1\.([01]) ([1-5][0-9][0-9])((?: [\t\x20-\x7e\x80-\xff]*)?)\r\n" + _FIELDS)
+_DIGITS = re.compile(rb"[0-9]{1,18}")
+
+# Fields that end at this hop (RFC 9110 7.6.1), that we write ourselves, or that we must read. One pass finds them.
+_REQUEST_FIELDS = re.compile(
+    rb"^(host|connection|keep-alive|proxy-connection|proxy-authorization|te|trailer|transfer-encoding|content-length"
+    rb"|upgrade|expect|authorization|x-api-key|x-request-id|x-gpufleet-[!-9;-~]*|content-type):[ \t]*([^\r]*)\r\n",
+    re.IGNORECASE | re.MULTILINE,
+)
+_RESPONSE_FIELDS = re.compile(
+    rb"^(connection|keep-alive|proxy-connection|proxy-authenticate|te|trailer|transfer-encoding|content-length"
+    rb"|upgrade|x-request-id|x-gpufleet-[!-9;-~]*|content-type|retry-after):[ \t]*([^\r]*)\r\n",
+    re.IGNORECASE | re.MULTILINE,
+)
+_READ_AND_KEPT = frozenset({b"content-type", b"retry-after"})
+
+
+class Framing(Enum):
+    """How the end of a body is known."""
+
+    NONE = auto()
+    LENGTH = auto()
+    CHUNKED = auto()
+    CLOSE = auto()
+
+
+# The heads are Structs and not dataclasses: one is made for every message, and a Struct costs a tenth.
+class RequestHead(msgspec.Struct, frozen=True, gc=False):
+    """One request head.
+
+    Attributes:
+        target: path and query as sent.
+        fields: the fields that the proxy reads, names in lower case, first value of each.
+        kept: the lines that travel on to the engine, each with its CRLF.
+        length: bytes of the body; None when it comes in chunks.
+        persistent: the client may send another request on this connection.
+    """
+
+    method: str
+    target: bytes
+    fields: dict[bytes, bytes]
+    kept: bytes
+    length: int | None
+    persistent: bool
+    minor: int
+    expects_continue: bool
+
+
+class ResponseHead(msgspec.Struct, frozen=True, gc=False):
+    """One response head; `kept` are the lines that travel on, `line` the status code and reason."""
+
+    status: int
+    line: bytes
+    fields: dict[bytes, bytes]
+    kept: bytes
+    framing: Framing
+    length: int
+    persistent: bool
+
+
+class _NoEvents:
+    """What llhttp tells; nothing is asked of it."""
+
+
+_SILENT = _NoEvents()
+
+
+def parse_request_head(head: bytes) -> RequestHead:
+    """`head` ends in an empty line. Raises `ProtocolError` with the status to answer."""
+    match = _REQUEST.fullmatch(head)
+    if match is None:
+        raise ProtocolError(400, "the request head is not valid HTTP/1.1")
+    try:
+        httptools.HttpRequestParser(_SILENT).feed_data(head)
+    except httptools.HttpParserUpgrade:
+        pass  # an Upgrade that nobody answers is an ordinary request (RFC 9110 7.8)
+    except httptools.HttpParserError as error:
+        raise ProtocolError(400, f"the request head is not valid HTTP/1.1: {error}") from None
+    method, target, minor, lines = match.groups()
+    fields, kept, twice = _split(_REQUEST_FIELDS, lines)
+    if twice & {
+        b"host",
+        b"content-length",
+        b"transfer-encoding",
+        b"authorization",
+        b"expect",
+        b"content-type",
+    }:
+        raise ProtocolError(400, "a header field that may stand once stands twice")
+    modern = minor == b"1"
+    if modern and b"host" not in fields:
+        raise ProtocolError(400, "the request has no Host")
+    expects = fields.get(b"expect")
+    if expects is not None and expects.lower() != b"100-continue":
+        raise ProtocolError(417, "the only expectation known is 100-continue")
+    return RequestHead(
+        method=method.decode(),
+        target=target,
+        fields=fields,
+        kept=kept,
+        length=_request_length(fields, modern=modern),
+        persistent=_persistent(fields, modern=modern),
+        minor=1 if modern else 0,
+        expects_continue=modern and expects is not None,
+    )
+
+
+def parse_response_head(head: bytes) -> ResponseHead:
+    """`head` ends in an empty line. Raises `ProtocolError(502)`."""
+    match = _RESPONSE.fullmatch(head)
+    if match is None:
+        raise ProtocolError(502, "the response head is not valid HTTP/1.1")
+    minor, code, reason, lines = match.groups()
+    fields, kept, twice = _split(_RESPONSE_FIELDS, lines)
+    if twice & {b"content-length", b"transfer-encoding"}:
+        raise ProtocolError(502, "the response is framed twice")
+    status = int(code)
+    if status == 101:
+        raise ProtocolError(502, "the engine switched protocols unasked")
+    framing, length = _response_framing(fields, status, modern=minor == b"1")
+    both = b"transfer-encoding" in fields and b"content-length" in fields
+    return ResponseHead(
+        status=status,
+        line=code + reason,
+        fields=fields,
+        kept=kept,
+        framing=framing,
+        length=length,
+        persistent=_persistent(fields, modern=minor == b"1") and framing is not Framing.CLOSE and not both,
+    )
+
+
+def _split(pattern: re.Pattern[bytes], lines: bytes) -> tuple[dict[bytes, bytes], bytes, set[bytes]]:
+    """The fields that `pattern` names, the lines that are left, and the names that stand more than once."""
+    fields: dict[bytes, bytes] = {}
+    twice: set[bytes] = set()
+    kept: list[bytes] = []
+    position = 0
+    for match in pattern.finditer(lines):
+        name = match[1].lower()
+        if name in fields:
+            twice.add(name)
+            if name == b"connection":
+                fields[name] += b"," + match[2]
+        else:
+            fields[name] = match[2].rstrip(b" \t")
+        if name not in _READ_AND_KEPT:
+            start, end = match.span()
+            if start > position:
+                kept.append(lines[position:start])
+            position = end
+    kept.append(lines[position:])
+    left = b"".join(kept)
+    connection = fields.get(b"connection")
+    if connection is not None and connection.lower() not in {b"keep-alive", b"close"}:
+        left = _drop_named(left, connection)
+    return fields, left, twice
+
+
+def _drop_named(lines: bytes, connection: bytes) -> bytes:
+    """`lines` without the fields that a Connection field names as ending here."""
+    for part in connection.split(b","):
+        name = part.strip(b" \t")
+        if name:
+            lines = re.sub(rb"(?im)^" + re.escape(name) + rb":[^\r]*\r\n", b"", lines)
+    return lines
+
+
+def _request_length(fields: dict[bytes, bytes], *, modern: bool) -> int | None:
+    coding, length = fields.get(b"transfer-encoding"), fields.get(b"content-length")
+    if coding is not None:
+        if length is not None:
+            raise ProtocolError(400, "Content-Length and Transfer-Encoding exclude each other")
+        if not modern or coding.lower() != b"chunked":
+            raise ProtocolError(400, "the only transfer coding known is chunked")
+        return None
+    if length is None:
+        return 0
+    if _DIGITS.fullmatch(length) is None:
+        raise ProtocolError(400, "Content-Length is not a number")
+    return int(length)
+
+
+def _response_framing(fields: dict[bytes, bytes], status: int, *, modern: bool) -> tuple[Framing, int]:
+    if status < 200 or status in {204, 304}:
+        return Framing.NONE, 0
+    coding, length = fields.get(b"transfer-encoding"), fields.get(b"content-length")
+    if coding is not None:
+        if not modern or coding.lower() != b"chunked":
+            raise ProtocolError(502, "the response has a transfer coding that is not chunked")
+        return Framing.CHUNKED, 0
+    if length is None:
+        return Framing.CLOSE, 0
+    if _DIGITS.fullmatch(length) is None:
+        raise ProtocolError(502, "the response's Content-Length is not a number")
+    return Framing.LENGTH, int(length)
+
+
+def _persistent(fields: dict[bytes, bytes], *, modern: bool) -> bool:
+    connection = fields.get(b"connection")
+    if connection is None:
+        return modern
+    options = {option.strip(b" \t") for option in connection.lower().split(b",")}
+    return b"close" not in options if modern else b"keep-alive" in options and b"close" not in options
+
+
+def write_request_head(head: RequestHead, target: bytes, *, fields: bytes, length: int) -> bytes:
+    """The head that the engine gets: the client's end-to-end fields, `fields` of ours, and plain framing."""
+    framing = b"" if length == 0 and head.method == "GET" else b"Content-Length: %d\r\n" % length
+    return b"%s %s HTTP/1.1\r\n%s%s%s\r\n" % (head.method.encode(), target, head.kept, fields, framing)
+
+
+def write_response_head(head: ResponseHead, *, fields: bytes, minor: int, persistent: bool) -> bytes:
+    """The head that the client gets. Framing is written once, from how the engine framed it.
+
+    `minor` is the client's: HTTP/1.0 knows no chunks, so it gets the content and then the end of the connection.
+    """
+    framing = b""
+    if head.framing is Framing.LENGTH:
+        framing = b"Content-Length: %d\r\n" % head.length
+    elif head.framing is Framing.CHUNKED and minor:
+        framing = b"Transfer-Encoding: chunked\r\n"
+    if not persistent:
+        framing += b"Connection: close\r\n"
+    elif not minor:
+        framing += b"Connection: keep-alive\r\n"
+    return b"HTTP/1.1 %s\r\n%s%s%s\r\n" % (head.line, head.kept, fields, framing)

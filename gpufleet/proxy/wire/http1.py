@@ -1,0 +1,209 @@
+"""HTTP/1.1 as bytes in, events out; no sockets.
+
+Theory. Heads are read by `heads`. Bodies are not parsed by llhttp, because a relay must know *where* a message ends
+inside the bytes it holds, and llhttp does not say: lengths are counted and chunked framing is followed by `chunked`.
+
+    RequestReader    AT_HEAD --head--> IN_BODY --last byte--> AT_HEAD       feed(), then next_event() until None
+    ResponseReader   head(), then follow() for every piece of the body until complete
+
+Both give the same events however the bytes are cut, and raise nothing but `ProtocolError`.
+"""
+
+from __future__ import annotations
+
+import re
+
+from gpufleet.proxy.wire.chunked import ChunkFollower, ProtocolError
+from gpufleet.proxy.wire.heads import (
+    HEAD_LIMIT,
+    Framing,
+    RequestHead,
+    ResponseHead,
+    parse_request_head,
+    parse_response_head,
+)
+
+_BARE_LINE_FEED = re.compile(rb"(?<!\r)\n")
+
+
+class RequestReader:
+    """The server's side of one connection: heads and whole bodies, one request after the other.
+
+    Raises `ProtocolError` from `next_event`; the connection is of no use after that.
+    """
+
+    __slots__ = ("_body_limit", "_buffer", "_chunks", "_head", "_missing", "_parts", "_scanned", "_size")
+
+    def __init__(self, body_limit: int) -> None:
+        self._body_limit = body_limit
+        self._buffer = b""
+        self._scanned = 0
+        self._head: RequestHead | None = None
+        self._parts: list[bytes] = []
+        self._missing = 0
+        self._size = 0
+        self._chunks: ChunkFollower | None = None
+
+    @property
+    def buffered(self) -> int:
+        """Bytes that arrived and belong to no event yet."""
+        return len(self._buffer)
+
+    @property
+    def idle(self) -> bool:
+        """Nothing of a request has arrived."""
+        return self._head is None and not self._buffer
+
+    def feed(self, received: bytes) -> None:
+        """Take what the socket gave."""
+        self._buffer = self._buffer + received if self._buffer else received
+
+    def next_event(self) -> RequestHead | bytes | None:
+        """A head, or the whole body that belongs to the last head, or None: more bytes are needed."""
+        if self._head is None:
+            return self._read_head()
+        if self._head.length is None:
+            return self._read_chunks()
+        return self._read_length(self._head.length)
+
+    def _read_head(self) -> RequestHead | None:
+        buffer = self._buffer
+        if buffer.startswith(b"\r\n"):  # one empty line before a request is ignored (RFC 9112 2.2)
+            buffer = self._buffer = buffer[2:]
+        end = buffer.find(b"\r\n\r\n", max(0, self._scanned - 3))
+        if end < 0:
+            self._refuse_early(buffer)
+            self._scanned = len(buffer)
+            return None
+        end += 4
+        if end > HEAD_LIMIT:
+            raise ProtocolError(431, "the request head is larger than 64 KiB")
+        self._head = head = parse_request_head(buffer if end == len(buffer) else buffer[:end])
+        self._buffer = buffer[end:]
+        self._scanned = 0
+        self._missing = head.length or 0
+        self._size = 0
+        self._chunks = ChunkFollower() if head.length is None else None
+        return head
+
+    def _refuse_early(self, buffer: bytes) -> None:
+        """A head that can only become wrong is not waited for."""
+        if len(buffer) > HEAD_LIMIT:
+            raise ProtocolError(431, "the request head is larger than 64 KiB")
+        if _BARE_LINE_FEED.search(buffer, max(0, self._scanned - 1)):
+            raise ProtocolError(400, "a line of the head does not end in CRLF")
+        if buffer and not (65 <= buffer[0] <= 90 or buffer == b"\r"):
+            raise ProtocolError(400, "this is not an HTTP/1.1 request")
+
+    def _read_length(self, length: int) -> bytes | None:
+        if length > self._body_limit:
+            raise ProtocolError(413, f"the request body is larger than {self._body_limit} bytes")
+        buffer, missing = self._buffer, self._missing
+        if len(buffer) < missing:
+            if buffer:
+                self._parts.append(buffer)
+                self._missing = missing - len(buffer)
+                self._buffer = b""
+            return None
+        if len(buffer) == missing:
+            last, self._buffer = buffer, b""
+        else:
+            last, self._buffer = buffer[:missing], buffer[missing:]
+        return self._end(last)
+
+    def _read_chunks(self) -> bytes | None:
+        chunks = self._chunks
+        if chunks is None:  # for the type checker: set together with the head
+            raise ProtocolError(400, "no chunked body is expected here")
+        had = len(self._parts)
+        taken = chunks.feed(self._buffer, self._parts)
+        self._size += sum(map(len, self._parts[had:]))
+        self._buffer = self._buffer[taken:]
+        if self._size > self._body_limit:
+            raise ProtocolError(413, f"the request body is larger than {self._body_limit} bytes")
+        return self._end(b"") if chunks.complete else None
+
+    def _end(self, last: bytes) -> bytes:
+        self._head = None
+        if not self._parts:
+            return last
+        self._parts.append(last)
+        body = b"".join(self._parts)
+        self._parts = []
+        return body
+
+
+class ResponseReader:
+    """The client's side of one connection: the head of the final answer, then the end of its body."""
+
+    __slots__ = ("_buffer", "_chunks", "_framing", "_left", "complete", "overrun")
+
+    def __init__(self) -> None:
+        self._buffer = b""
+        self._framing = Framing.NONE
+        self._left = 0
+        self._chunks: ChunkFollower | None = None
+        self.complete = False
+        self.overrun = False
+        """Bytes came after the end of the answer: this connection must not be used again."""
+
+    def head(self, received: bytes) -> tuple[ResponseHead, bytes] | None:
+        """The head and the bytes behind it, or None when the head is not whole. Interim answers (1xx) are dropped."""
+        buffer = self._buffer + received if self._buffer else received
+        while True:
+            end = buffer.find(b"\r\n\r\n")
+            if end < 0:
+                if len(buffer) > HEAD_LIMIT:
+                    raise ProtocolError(502, "the response head is larger than 64 KiB")
+                self._buffer = buffer
+                return None
+            end += 4
+            if end > HEAD_LIMIT:
+                raise ProtocolError(502, "the response head is larger than 64 KiB")
+            head = parse_response_head(buffer[:end])
+            buffer = buffer[end:]
+            if head.status >= 200:
+                break
+        self._buffer = b""
+        self._framing = head.framing
+        self._left = head.length
+        self._chunks = ChunkFollower() if head.framing is Framing.CHUNKED else None
+        self.complete = head.framing is Framing.NONE or (head.framing is Framing.LENGTH and head.length == 0)
+        if self.complete and buffer:
+            self.overrun = True
+        return head, buffer
+
+    def follow(self, received: bytes, payload: list[bytes] | None = None) -> int:
+        """How many of these bytes belong to the body; sets `complete` with the last of them.
+
+        `payload`, when given, receives the content without chunked framing.
+        """
+        size = len(received)
+        if self.complete:
+            self.overrun = self.overrun or size > 0
+            return 0
+        if self._chunks is not None:
+            taken = self._chunks.feed(received, payload)
+            self.complete = self._chunks.complete
+        else:
+            taken = size
+            if self._framing is Framing.LENGTH:
+                taken = min(size, self._left)
+                self._left -= taken
+                self.complete = self._left == 0
+            if payload is not None and taken:
+                payload.append(received[:taken])
+        if taken < size:
+            self.overrun = True
+        return taken
+
+    def closed(self) -> bool:
+        """The peer closed the connection; True when the answer is whole."""
+        if self._framing is Framing.CLOSE:
+            self.complete = True
+        return self.complete
+
+    @property
+    def chunk_gap(self) -> int | None:
+        """Bytes still missing of the chunk that is open; 0 between chunks, None when a size line is cut."""
+        return self._chunks.gap if self._chunks is not None else None
