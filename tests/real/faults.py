@@ -195,3 +195,48 @@ def all_of(*parts: contextlib.AbstractContextManager[None]) -> Iterator[None]:
         for part in parts:
             stack.enter_context(part)
         yield
+
+
+HELD = """\
+#!/bin/sh
+if [ "$1" = "{verb}" ] && [ ! -e /run/host/go ]; then
+    {before}
+    touch /run/host/reached
+    n=0
+    while [ ! -e /run/host/go ] && [ $n -lt 600 ]; do sleep 0.05; n=$((n + 1)); done
+    {after}
+fi
+exec {path}.true "$@"
+"""
+
+
+@contextmanager
+def docker_held(host: RealHost, verb: str, *, after_it: bool = False) -> Iterator[None]:
+    """`docker VERB` stands still on the host, before or after its work, until `let_docker_go`.
+
+    What a test does between `wait_until_held` and `let_docker_go` therefore happens in the middle of a command.
+    """
+    path = "/usr/bin/docker"
+    held = f'{path}.true "$@"; status=$?' if after_it else ":"
+    script = HELD.format(verb=verb, path=path, before=held, after="exit $status" if after_it else ":")
+    host.shell("rm -f /run/host/go /run/host/reached; chmod 777 /run/host")
+    with program_replaced(host, path, script):
+        try:
+            yield
+        finally:
+            if host.is_on:
+                let_docker_go(host)
+
+
+def wait_until_held(host: RealHost) -> None:
+    """Wait until a docker command stands still on the host."""
+    until(
+        lambda: host.inside("test", "-e", "/run/host/reached", check=False).returncode == 0,
+        within=60,
+        what="docker is held",
+    )
+
+
+def let_docker_go(host: RealHost) -> None:
+    """The held command goes on."""
+    host.inside("touch", "/run/host/go")
