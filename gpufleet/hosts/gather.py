@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
 
 from gpufleet.clock import Clock
@@ -35,19 +36,24 @@ def gather(
     """
     by_name = {host.name: host for host in hosts}
 
-    def ask(name: HostName) -> HostFacts:
+    def look(name: HostName) -> HostFacts:
         begun = clock.monotonic()
         try:
             return facts_of(transport, by_name[name], clock=clock)
         finally:
             observe(name, clock.monotonic() - begun)
 
-    return fanout(tuple(by_name), ask, forks=forks)
+    return fanout(tuple(by_name), look, forks=forks)
 
 
 def facts_of(transport: Transport, host: Host, *, clock: Clock) -> HostFacts:
     """Facts of one host; raises HostUnreachable when it is not reached or does not answer to the end."""
-    session = transport.open(host.name)
+    with closing(transport.open(host.name)) as session:
+        return ask(session, host, clock=clock)
+
+
+def ask(session: Session, host: Host, *, clock: Clock) -> HostFacts:
+    """Facts over a session that is open already."""
     asked = script.command(runtime=host.runtime, runtime_path=host.runtime_path, become=host.become)
     answer = session.run(asked)
     if isinstance(answer, Lost):

@@ -164,10 +164,11 @@ if [ "$status" -eq 0 ]; then
   printf '%s\\n' "$info"
   end info "$status"
   case $info in
-    *'"DockerRootDir":"'*) root=${{info#*'"DockerRootDir":"'}} root=${{root%%'"'*}} ;;
-    *'"graphRoot":"'*) root=${{info#*'"graphRoot":"'}} root=${{root%%'"'*}} ;;
-    *'"graphRoot": "'*) root=${{info#*'"graphRoot": "'}} root=${{root%%'"'*}} ;;
+    *'"DockerRootDir":'*) root=${{info#*'"DockerRootDir":'}} ;;
+    *'"graphRoot":'*) root=${{info#*'"graphRoot":'}} ;;
   esac
+  root=${{root#*'"'}}
+  root=${{root%%'"'*}}
   begin containers
   ids=$($limit $through "$path" ps -aq --no-trunc </dev/null)
   status=$?
