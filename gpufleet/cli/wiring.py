@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from gpufleet.inventory.model import Host, Inventory
     from gpufleet.names import HostName
     from gpufleet.redact import Secret
+    from gpufleet.remote.fleet import FleetTransport
     from gpufleet.remote.target import Target
-    from gpufleet.remote.transport import Transport
 
 
 def inventory_path(settings: Settings) -> Path:
@@ -50,28 +50,29 @@ def select(inventory: Inventory, words: Sequence[str]) -> tuple[Host, ...]:
     return choose(inventory, tuple(words) or ("all",))
 
 
-def transport(inventory: Inventory, settings: Settings) -> Transport:
+def transport(inventory: Inventory, settings: Settings) -> FleetTransport:
     """SSH to hosts that are reached by SSH, this machine for `connection: local`."""
-    from gpufleet.remote.ssh import SshTransport
+    from gpufleet.cli.console import warn
+    from gpufleet.remote.fleet import FleetTransport
 
     targets = {name: target_of(host) for name, host in inventory.hosts.items()}
-    return SshTransport(targets, prompt=ask_secret if settings.interactive else None)
+    return FleetTransport(targets, warn=warn, ask_passphrase=ask_passphrase if settings.interactive else None)
 
 
-def ask_secret(question: str) -> Secret[str] | None:
-    """Ask for a passphrase on the terminal, without echo; None when nothing was typed."""
+def ask_passphrase(path: str) -> Secret[str] | None:
+    """Ask for the passphrase of a key on the terminal, without echo; None when nothing was typed."""
     import getpass
 
     from gpufleet.redact import Secret
 
-    typed = getpass.getpass(f"{question}: ")
+    typed = getpass.getpass(f"Passphrase of {path}: ")
     return Secret(typed) if typed else None
 
 
 def target_of(host: Host) -> Target:
     """What `remote` must know of a declared host; `remote` and `inventory` share a floor and never meet."""
     from gpufleet.inventory.model import Connection
-    from gpufleet.remote.target import Target
+    from gpufleet.remote.target import Target, Way
 
     return Target(
         name=host.name,
@@ -86,7 +87,7 @@ def target_of(host: Host) -> Target:
         passphrase=host.ssh.passphrase,
         password=host.ssh.password,
         sudo_password=host.sudo_password,
-        local=host.connection is Connection.LOCAL,
+        way=Way.LOCAL if host.connection is Connection.LOCAL else Way.SSH,
     )
 
 
