@@ -34,6 +34,9 @@ from gpufleet.remote.target import Target
 COMMANDS_AT_ONCE = 8
 """On one connection; OpenSSH's MaxSessions is 10, and ending a command needs one more."""
 
+PATIENCE_WHEN_ALONE = 12
+"""Refusals, a quarter of a second apart, after which a connection without other commands counts as closed to us."""
+
 
 class SshTransport:
     """Opens sessions over SSH. Safe to use from several threads.
@@ -121,7 +124,11 @@ class SshTransport:
 
 
 class SshSession:
-    """An open way to one host. Safe to use from several threads."""
+    """An open way to one host. Safe to use from several threads.
+
+    Attributes:
+        noisy: a login here printed text before our first byte.
+    """
 
     def __init__(
         self,
@@ -130,6 +137,7 @@ class SshSession:
         clock: Clock,
         warn: Callable[[str], None],
     ) -> None:
+        self.noisy = False
         self._target = target
         self._connect = connect
         self._clock = clock
@@ -180,13 +188,15 @@ class SshSession:
 
     def _channel(self, deadline: Deadline) -> paramiko.Channel:
         """A channel that is ready for a frame. Nothing was sent yet, so this may be tried again."""
-        fresh = False
+        fresh, refused_alone = False, 0
         while True:
             connection = self.connect()
             try:
                 return _exec_channel(connection, min(deadline.left(), connection.channel_timeout))
             except paramiko.ChannelException:
-                if not self._slots.wait_for_fewer(deadline):
+                # A session that has just ended may still count on the host, so even alone it is tried again.
+                refused_alone += self._slots.after_refusal(deadline)
+                if refused_alone > PATIENCE_WHEN_ALONE or deadline.left() <= 0:
                     raise HostUnreachable(
                         "the host refuses another session on this connection (MaxSessions)",
                         where=self._target.name,
@@ -206,6 +216,7 @@ class SshSession:
         received = exchange(channel, text, marker, deadline)
         seen = unframe(bytes(received.stdout), bytes(received.stderr), marker, become=command.become)
         if seen.noise and seen.pid is not None:
+            self.noisy = True
             self._warn(
                 f"{self._target.name}: the host prints text on a login without a terminal; scp and sftp will fail"
             )
@@ -236,7 +247,7 @@ class SshSession:
         marker = f"gpufleet-{secrets.token_hex(12)}"
         try:
             # Not through the slots: it is the ninth session, and the command it ends holds one.
-            channel = _exec_channel(self.connect(), deadline.left())
+            channel = _exec_channel(self.connect(), min(5.0, deadline.left()))
         except (FleetError, paramiko.SSHException, EOFError, OSError):
             return "the remote process could not be ended and may still be running"
         with contextlib.closing(channel):
@@ -272,14 +283,15 @@ class _Slots:
                 self._used -= free
                 self._changed.notify_all()
 
-    def wait_for_fewer(self, deadline: Deadline) -> bool:
-        """After a refusal: wait until fewer run than do now. False when only the caller runs, or time is over."""
+    def after_refusal(self, deadline: Deadline) -> bool:
+        """Wait until fewer run than do now, or a moment; whether the refused command was the only one."""
         with self._changed:
             now = self._used
-            if now <= 1:
-                return False
+            alone = now <= 1
             self._limit = max(1, min(self._limit, now - 1))
-            return self._changed.wait_for(lambda: self._used < now, deadline.left())
+            moment = min(deadline.left(), 0.25 if alone else 1.0)
+            self._changed.wait_for(lambda: self._used < now, moment)
+            return alone
 
 
 class _Jump:
