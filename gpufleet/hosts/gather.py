@@ -69,7 +69,7 @@ def ask(session: Session, host: Host, *, clock: Clock) -> HostFacts:
             where=host.name,
             hints=("a login shell that allows no commands answers like this; try: ssh HOST /bin/sh -c true",),
         )
-    noisy = bool(getattr(session, "noisy", False))
+    noisy = bool(getattr(session, "noisy", False))  # only a login over SSH can be
     at = clock.now().isoformat(timespec="milliseconds")
     facts = compose(host.name, sections, at=at, noisy_login=noisy)
     if not _needs_password(host, facts):
