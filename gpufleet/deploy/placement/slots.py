@@ -41,7 +41,12 @@ def holds(container: ContainerFact, gpu: GpuFact, instance: MigInstance | None =
     """Whether a container was given this GPU, or this slice of it."""
     names = {"all", str(gpu.uuid), str(gpu.index)}
     slices = {instance.uuid} if instance else _slice_uuids(gpu)
-    return any(device in names or device in slices for device in container.devices)
+    by_place = (
+        f"{gpu.index}:"  # `0:1`, a slice by its place: which one is not known, so all of the GPU's are held
+    )
+    return any(
+        device in names or device in slices or device.startswith(by_place) for device in container.devices
+    )
 
 
 def _slice_uuids(gpu: GpuFact) -> set[str]:

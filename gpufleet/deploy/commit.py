@@ -1,0 +1,111 @@
+"""What makes a deploy known once every step is done, from nothing but the context in its journal.
+
+So a run that was interrupted while it published is finished by whoever resumes it, in another process or later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from gpufleet.change.flow import OnCommit
+from gpufleet.deploy.plan import DeployPlan
+from gpufleet.deploy.replicas import Present
+from gpufleet.engine.model import Engine
+from gpufleet.errors import FleetError
+from gpufleet.names import PoolName, RunId
+from gpufleet.pools import document, membership, record
+from gpufleet.pools.model import Endpoint, Pool
+from gpufleet.pools.record import PoolRecord
+from gpufleet.pools.store import PoolStore
+
+DEPLOY = "pool-deploy"
+DELETE = "pool-delete"
+
+
+class Retiree(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A container that is to go after the commit."""
+
+    host: str
+    container: str
+    name: str
+    replica: str
+
+
+def deploy_context(
+    plan: DeployPlan, *, revision: int, run: RunId, at: str, engine: Engine, key: str
+) -> dict[str, str]:
+    """The context of a deploy's plan."""
+    written = PoolRecord(
+        revision=revision,
+        run=run,
+        written_at=at,
+        pool=document.from_model(plan.pool),
+        endpoints=record.endpoint_records(plan.endpoints),
+    )
+    return {
+        "use": DEPLOY,
+        "pool": plan.pool.name,
+        "record": record.encode(written).decode(),
+        "key": key,
+        "health": engine.health_path,
+        "metrics": engine.metrics_path,
+        "retire": retirees(plan.gone),
+    }
+
+
+def delete_context(pool: PoolName, gone: Sequence[Present]) -> dict[str, str]:
+    """The context of a plan that takes a pool away."""
+    return {"use": DELETE, "pool": pool, "retire": retirees(gone)}
+
+
+def retirees(gone: Sequence[Present]) -> str:
+    """Containers that are to go, as text."""
+    found = [Retiree(one.host, one.container.id, one.container.name, one.replica) for one in gone]
+    return msgspec.json.encode(found).decode()
+
+
+def retirees_of(context: Mapping[str, str]) -> tuple[Retiree, ...]:
+    """The other way."""
+    return msgspec.json.decode(context.get("retire", "[]"), type=tuple[Retiree, ...])
+
+
+def finish_commit(store: PoolStore) -> OnCommit:
+    """What a deploy or a delete does when every step is done; doing it twice changes nothing more."""
+
+    def finish(run: RunId, context: Mapping[str, str]) -> None:
+        match context.get("use"):
+            case "pool-deploy":
+                written = record.decode(context["record"].encode())
+                publish(
+                    store,
+                    record.pool_of(written),
+                    record.endpoints_of(written),
+                    key=context["key"] or None,
+                    health=context["health"],
+                    metrics=context["metrics"],
+                )
+                store.save(PoolName(context["pool"]), written)
+            case "pool-delete":
+                name = context["pool"]
+                store.publish(lambda table: membership.without_pool(table, name))
+                store.forget(PoolName(name))
+            case other:
+                raise FleetError(f"run {run} was made by something this gpufleet does not know: {other}")
+
+    return finish
+
+
+def publish(
+    store: PoolStore,
+    pool: Pool,
+    endpoints: Sequence[Endpoint],
+    *,
+    key: str | None,
+    health: str,
+    metrics: str,
+) -> int:
+    """Put the pool into the route table; the generation it is in."""
+    route = membership.route(pool, endpoints, key=key, health=health, metrics=metrics)
+    return store.publish(lambda table: membership.with_pool(table, route)).generation

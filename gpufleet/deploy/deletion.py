@@ -1,0 +1,104 @@
+"""Taking a pool away: stop every replica or none, unpublish, then remove; and the end of runs that others resume."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from gpufleet.change import journal_file
+from gpufleet.change.flow import Change, run_change
+from gpufleet.change.model import Plan
+from gpufleet.deploy import commit
+from gpufleet.deploy.commands import Dialect
+from gpufleet.deploy.plan import fingerprint
+from gpufleet.deploy.replicas import Present, replicas_of
+from gpufleet.deploy.retire import Retired, copy_routes, retire
+from gpufleet.deploy.steps import stop_step
+from gpufleet.deploy.survey import survey
+from gpufleet.deploy.tools import Done, Tools, former_hosts, recheck
+from gpufleet.engine.vllm import STOP_TIMEOUT
+from gpufleet.errors import FleetError
+from gpufleet.hosts.model import HostFacts, Known
+from gpufleet.inventory.model import Host
+from gpufleet.names import HostName, PoolName, RunId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deletion:
+    """A pool that is to go."""
+
+    pool: PoolName
+    plan: Plan
+    gone: tuple[Present, ...]
+    facts: Mapping[HostName, HostFacts]
+    run: RunId
+
+
+def prepare_deletion(tools: Tools, name: PoolName, hosts: Sequence[Host], *, command: str) -> Deletion:
+    """Look for the pool's replicas on these hosts and on those of its record; plan to stop them all."""
+    known = tools.store.record(name)
+    everywhere = (*hosts, *former_hosts(tools, known, hosts))
+    facts = survey(tools.change.transport, everywhere, clock=tools.change.clock, forks=tools.change.forks)
+    gone = replicas_of(name, facts.values())
+    steps = tuple(
+        stop_step(one, Dialect.of(runtime.value), STOP_TIMEOUT, frozenset())
+        for one in gone
+        if one.up and isinstance(runtime := facts[one.host].runtime, Known)
+    )
+    plan = Plan(
+        title=f"delete pool {name}",
+        command=command,
+        steps=steps,
+        fingerprint=fingerprint({step.host: facts[step.host] for step in steps}),
+        context=commit.delete_context(name, gone),
+    )
+    run = journal_file.new_run_id(tools.change.clock)
+    return Deletion(pool=name, plan=plan, gone=gone, facts=facts, run=run)
+
+
+def delete(tools: Tools, deletion: Deletion) -> Done:
+    """Stop every replica or none; then take the routes away and remove the containers."""
+    change: Change | None = None
+    finish = commit.finish_commit(tools.store)
+    if deletion.plan.steps:
+        change = run_change(
+            deletion.plan,
+            tools.change,
+            on_commit=finish,
+            run=deletion.run,
+            recheck=recheck(tools, deletion.plan),
+        )
+    else:
+        finish(deletion.run, deletion.plan.context)
+    retired = retire(
+        commit.retirees_of(deletion.plan.context),
+        deletion.facts,
+        tools.change,
+        f"remove pool {deletion.pool}",
+    )
+    copy_routes(tools.store, {one.host for one in deletion.gone}, tools.change, tools.warn)
+    runs = (*((change.run,) if change else ()), *retired.runs)
+    return Done(
+        outcome="committed",
+        run=runs[0] if runs else "",
+        generation=tools.store.routes().generation,
+        hosts=tuple(row.fields() for row in change.rows) if change else (),
+        leftovers=retired.leftovers,
+    )
+
+
+def retire_after(tools: Tools, context: Mapping[str, str]) -> Retired:
+    """The last part for a run that was resumed: remove what its context says is to go, copy the routes."""
+    retirees = commit.retirees_of(context)
+    names = {HostName(one.host) for one in retirees}
+    hosts = tuple(host for name, host in tools.inventory.hosts.items() if name in names)
+    try:
+        facts = survey(tools.change.transport, hosts, clock=tools.change.clock, forks=tools.change.forks)
+    except FleetError as error:
+        tools.warn(f"what is no longer needed was not removed: {error}")
+        return Retired()
+    retired = retire(
+        retirees, facts, tools.change, f"retire what pool {context.get('pool', '')} no longer needs"
+    )
+    copy_routes(tools.store, names, tools.change, tools.warn)
+    return retired

@@ -1,0 +1,57 @@
+"""A plan in the words that people confirm, and as rows for programs."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from gpufleet.deploy.plan import DeployPlan
+from gpufleet.deploy.replicas import slot_name
+
+
+def lines(plan: DeployPlan) -> tuple[str, ...]:
+    """One line a replica: `+` comes, `-` goes, `=` stays; then what is done, by phase."""
+    pool = plan.pool
+    shown = [f"pool {pool.name}: {pool.public_name}, {pool.replicas} replica(s), {pool.algorithm}"]
+    urls = {endpoint.replica: endpoint.url for endpoint in plan.endpoints}
+    shown += [f"  = {one.replica}  stays  {urls[one.replica]}" for one in plan.keep]
+    shown += [f"  + {one.replica}  {slot_name(one.placed)}  {urls[one.replica]}" for one in plan.start]
+    for one in plan.gone:
+        how = (
+            "stopped first, removed after the commit"
+            if one.container.id in plan.stopped_first
+            else "removed after the commit"
+        )
+        shown.append(f"  - {one.replica}  container {one.container.name} ({one.container.state}), {how}")
+    phases = Counter(step.phase for step in plan.bring_up.steps)
+    if plan.gone:
+        phases["remove"] = len(plan.gone)
+    if phases:
+        shown.append("  steps: " + ", ".join(f"{count} {phase}" for phase, count in phases.items()))
+    return tuple(shown)
+
+
+def rows(plan: DeployPlan) -> list[dict[str, object]]:
+    """One object a replica, as JSON output carries them."""
+    status = {one.replica: "stays" for one in plan.keep} | {one.replica: "starts" for one in plan.start}
+    serving: list[dict[str, object]] = [
+        {
+            "host": endpoint.host,
+            "replica": endpoint.replica,
+            "status": status[endpoint.replica],
+            "gpu": ",".join(endpoint.gpus),
+            "slice": endpoint.slice or None,
+            "endpoint": endpoint.url,
+        }
+        for endpoint in plan.endpoints
+    ]
+    going: list[dict[str, object]] = [
+        {
+            "host": one.host,
+            "replica": one.replica,
+            "status": "goes",
+            "container": one.container.name,
+            "stopped_first": one.container.id in plan.stopped_first,
+        }
+        for one in plan.gone
+    ]
+    return serving + going

@@ -1,0 +1,181 @@
+"""The use cases of a pool: look, plan, apply, publish, retire.
+
+    prepared = prepare(tools, pool, command="pool deploy chat")     # looks, changes nothing
+    ... show diff.lines(prepared.plan), ask ...
+    deployed = carry_out(tools, prepared)                           # all of it or nothing
+
+Between the two nothing is locked: the leases are taken by the change, and under them the hosts are looked at once
+more. When they moved, the plan is stale and nothing is done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from gpufleet.change import journal_file
+from gpufleet.change.flow import Change, run_change
+from gpufleet.change.model import Plan
+from gpufleet.deploy import commit
+from gpufleet.deploy.plan import DeployPlan, Wish, make
+from gpufleet.deploy.replicas import Present, replicas_of
+from gpufleet.deploy.retire import copy_routes, retire
+from gpufleet.deploy.rows import explain, rows, served
+from gpufleet.deploy.survey import preflight, survey
+from gpufleet.deploy.tools import Done, Tools, former_hosts, recheck, resolved
+from gpufleet.errors import FleetError
+from gpufleet.hosts.model import HostFacts
+from gpufleet.inventory.select import select
+from gpufleet.names import HostName, PoolName, RunId
+from gpufleet.pools import membership, record
+from gpufleet.pools.model import Pool
+from gpufleet.redact import Secret
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """A plan that somebody may now confirm.
+
+    Attributes:
+        routes_change: whether the published route would differ, even when no host is touched.
+        facts: what it rests on.
+        key: reference to the engines' key.
+    """
+
+    plan: DeployPlan
+    run: RunId
+    revision: int
+    facts: Mapping[HostName, HostFacts]
+    routes_change: bool
+    key: str
+
+    @property
+    def changes(self) -> bool:
+        """Whether carrying it out would do anything."""
+        return self.plan.changes or self.routes_change
+
+
+def prepare(tools: Tools, pool: Pool, *, command: str, dry: bool = False) -> Prepared:
+    """Look at the hosts and plan; with `dry` not even the pool's key is made.
+
+    Raises:
+        SelectionError, HostUnreachable, PreflightFailed, Unplaceable, SecretUnresolved: nothing was changed.
+    """
+    chosen = select(tools.inventory, pool.hosts)
+    known = tools.store.record(pool.name)
+    hosts = (*chosen, *former_hosts(tools, known, chosen))
+    pool = resolved(tools, _with_members(pool, known))
+    key = _key(tools, pool.name, dry=dry)
+    facts = survey(tools.change.transport, hosts, clock=tools.change.clock, forks=tools.change.forks)
+    preflight(chosen, facts)
+    run = journal_file.new_run_id(tools.change.clock)
+    revision = _next_revision(known, replicas_of(pool.name, facts.values()))
+    wish = Wish(pool=pool, run=run, revision=revision, engine=tools.engine, key=key, command=command)
+    plan = make(wish, chosen, facts)
+    if not plan.start and known is not None:
+        revision = known.revision
+    return Prepared(
+        plan=plan,
+        run=run,
+        revision=revision,
+        facts=facts,
+        routes_change=_routes_differ(tools, plan, key.reference),
+        key=key.reference,
+    )
+
+
+def carry_out(tools: Tools, prepared: Prepared) -> Done:
+    """Apply the plan, publish, retire.
+
+    Raises:
+        RolledBack, RollbackIncomplete, InDoubt, LeaseHeld, StalePlan and what else `run_change` raises.
+    """
+    plan = prepared.plan
+    if not prepared.changes:
+        return Done(outcome="no_change", generation=tools.store.routes().generation, hosts=served(plan))
+    context = commit.deploy_context(
+        plan,
+        revision=prepared.revision,
+        run=prepared.run,
+        at=tools.change.clock.now().isoformat(timespec="seconds"),
+        engine=tools.engine,
+        key=prepared.key,
+    )
+    change: Change | None = None
+    if plan.bring_up.steps:
+        change = _applied(tools, replace(plan.bring_up, context=context), prepared)
+    else:
+        commit.finish_commit(tools.store)(prepared.run, context)
+    retired = retire(
+        commit.retirees_of(context),
+        prepared.facts,
+        tools.change,
+        f"retire what pool {plan.pool.name} no longer needs",
+    )
+    touched = {*(one.host for one in plan.start), *(one.host for one in plan.gone)}
+    copy_routes(tools.store, touched, tools.change, tools.warn)
+    runs = (*((change.run,) if change else ()), *retired.runs)
+    return Done(
+        outcome="committed",
+        run=runs[0] if runs else "",
+        generation=tools.store.routes().generation,
+        hosts=rows(plan, change),
+        leftovers=retired.leftovers,
+    )
+
+
+def deploy(
+    tools: Tools, pool: Pool, *, command: str, approve: Callable[[Prepared], bool] = lambda _prepared: True
+) -> Done:
+    """Both halves, with one question between them; refused, nothing is done."""
+    prepared = prepare(tools, pool, command=command)
+    if prepared.changes and not approve(prepared):
+        return Done(outcome="refused")
+    return carry_out(tools, prepared)
+
+
+def _applied(tools: Tools, plan: Plan, prepared: Prepared) -> Change:
+    try:
+        return run_change(
+            plan,
+            tools.change,
+            on_commit=commit.finish_commit(tools.store),
+            run=prepared.run,
+            recheck=recheck(tools, plan),
+        )
+    except FleetError as error:
+        explain(error, prepared.plan)
+        raise
+
+
+def _with_members(pool: Pool, known: record.PoolRecord | None) -> Pool:
+    """What the definition does not say of a member stays as `pool set` and `pool drain` left it."""
+    if known is None:
+        return pool
+    former = {member.replica: member for member in record.pool_of(known).members}
+    members = former | {member.replica: member for member in pool.members}
+    return replace(pool, members=tuple(members[name] for name in sorted(members)))
+
+
+def _key(tools: Tools, name: PoolName, *, dry: bool) -> Secret[str]:
+    found = tools.store.key(name, create=not dry)
+    if found is not None:
+        return found
+    return Secret("this key is made by the first deploy", reference=f"${{file:{tools.store.key_path(name)}}}")
+
+
+def _next_revision(known: record.PoolRecord | None, present: Sequence[Present]) -> int:
+    labels = [one.container.labels.get("gpufleet.revision", "") for one in present]
+    seen = [int(label) for label in labels if label.isdigit()]
+    return max([0, known.revision if known else 0, *seen]) + 1
+
+
+def _routes_differ(tools: Tools, plan: DeployPlan, key: str) -> bool:
+    wanted = membership.route(
+        plan.pool,
+        plan.endpoints,
+        key=key or None,
+        health=tools.engine.health_path,
+        metrics=tools.engine.metrics_path,
+    )
+    return wanted not in tools.store.routes().pools

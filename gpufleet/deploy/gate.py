@@ -1,0 +1,359 @@
+"""The looks at a deploy's steps and what they must show; above all whether a new replica is ready.
+
+One script a look asks everything on the host itself, so that no port need be open to us: the container's state,
+/health, the name in /v1/models, a few streamed tokens, and the end of the log. Its answer is plain text with
+headings; `ready` judges it and is pure, so that another process can judge the same look after a crash.
+
+The engine's key reaches curl by its standard input. Where a host has no curl, the container's own python asks.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from gpufleet.change.model import CannotTell, Check, Fails, Holds, Predicate, Verdict, Waits
+from gpufleet.deploy.commands import Dialect
+from gpufleet.engine import diagnose, questions
+from gpufleet.names import RunId, StepId
+from gpufleet.pools.model import Pool
+from gpufleet.redact import Secret, scrub
+from gpufleet.remote.result import Exit
+
+RESTARTS_ALLOWED = 3
+SHOWN_LINES = 12
+
+PYTHON = """
+import sys, urllib.error, urllib.request
+key, address, body = sys.stdin.read(), sys.argv[1], sys.argv[2]
+headers = {"Authorization": "Bearer " + key, "Content-Type": "application/json"}
+request = urllib.request.Request(address, data=body.encode() or None, headers=headers)
+opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+try:
+    with opener.open(request, timeout=60) as answer:
+        status, text = answer.status, answer.read()
+except urllib.error.HTTPError as error:
+    status, text = error.code, error.read()
+except OSError:
+    status, text = 0, b""
+sys.stdout.buffer.write(text + b"\\nstatus %03d\\n" % status)
+"""
+
+LOOK = """
+runtime=$1 run=$2 step=$3 base=$4 inner=$5 health=$6 chat=$7 completion=$8 key=$9
+shift 9
+python=$1
+no_proxy='*' NO_PROXY='*'
+export no_proxy NO_PROXY
+id=$("$runtime" ps -aq --no-trunc --filter "label=gpufleet.run=$run" --filter "label=gpufleet.step=$step") || exit 1
+if [ -z "$id" ]; then
+  echo "== state"
+  echo "gone 0 0 false"
+  exit 0
+fi
+state=$("$runtime" inspect --format '{{.State.Status}} {{.State.ExitCode}} {{.RestartCount}} {{.State.OOMKilled}}' "$id") || exit 1
+ask() {
+  if command -v curl >/dev/null 2>&1; then
+    if [ -n "$2" ]; then
+      printf 'header = "Authorization: Bearer %s"\\n' "$key" | curl -s -N -m "$3" -K - -H 'Content-Type: application/json' -d "$2" -w '\\nstatus %{http_code}\\n' "$base$1"
+    else
+      printf 'header = "Authorization: Bearer %s"\\n' "$key" | curl -s -m "$3" -K - -w '\\nstatus %{http_code}\\n' "$base$1"
+    fi
+  else
+    printf '%s' "$key" | "$runtime" exec -i "$id" python3 -c "$python" "$inner$1" "$2"
+  fi
+}
+echo "== state"
+printf '%s\\n' "$state"
+lines=500
+case $state in
+running*)
+  lines=60
+  answer=$(ask "$health" '' 5)
+  echo "== health"
+  printf '%s\\n' "$answer"
+  if [ "${answer##*status }" = 200 ]; then
+    answer=$(ask /v1/models '' 10)
+    echo "== models"
+    printf '%s\\n' "$answer"
+    if [ "${answer##*status }" = 200 ]; then
+      answer=$(ask /v1/chat/completions "$chat" 60)
+      case ${answer##*status } in
+      400|404|405|422)
+        answer=$(ask /v1/completions "$completion" 60)
+        ;;
+      esac
+      echo "== tokens"
+      printf '%s\\n' "$answer"
+    fi
+  fi
+  ;;
+esac
+case $state in
+running\\ *\\ 0\\ *) ;;
+*) lines=500 ;;
+esac
+echo "== log"
+"$runtime" logs --tail "$lines" "$id" 2>&1
+exit 0
+"""
+
+_HEADINGS = ("state", "health", "models", "tokens", "log")
+_STATUS = re.compile(r"\nstatus (\d+)\s*$")
+_NUMBERS = re.compile(r"\d+")
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One HTTP answer as the script printed it; status 0 when there was none."""
+
+    status: int
+    body: str
+
+    @classmethod
+    def of(cls, text: str | None) -> Answer:
+        found = _STATUS.search(f"\n{text or ''}")
+        return cls(int(found[1]), (text or "")[: -len(found[0])]) if found else cls(0, text or "")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """What one look showed."""
+
+    status: str
+    exit_code: int
+    restarts: int
+    out_of_memory: bool
+    health: Answer
+    models: Answer
+    tokens: Answer
+    log: str
+
+
+def sections(text: str) -> dict[str, str]:
+    """The parts of an answer by heading; what stands in a log is never taken for one."""
+    parts: dict[str, list[str]] = {}
+    current: list[str] | None = None
+    rest = list(_HEADINGS)
+    for line in text.splitlines():
+        name = line[3:] if line.startswith("== ") else ""
+        if name in rest:
+            del rest[: rest.index(name) + 1]
+            current = parts.setdefault(name, [])
+        elif current is not None:
+            current.append(line)
+    return {name: "\n".join(lines) for name, lines in parts.items()}
+
+
+def read(text: str) -> Seen | None:
+    """The answer of the look; None when it is not one."""
+    parts = sections(text)
+    words = parts.get("state", "").split()
+    if len(words) < 4 or not words[1].lstrip("-").isdigit() or not words[2].isdigit():
+        return None
+    return Seen(
+        status=words[0].casefold(),
+        exit_code=int(words[1]),
+        restarts=int(words[2]),
+        out_of_memory=words[3].casefold() == "true",
+        health=Answer.of(parts.get("health")),
+        models=Answer.of(parts.get("models")),
+        tokens=Answer.of(parts.get("tokens")),
+        log=parts.get("log", ""),
+    )
+
+
+def ready(answer: Exit, data: tuple[str, ...]) -> Verdict:
+    """Whether the replica answers with the right name and sensible tokens; `data` is the served name."""
+    if not answer.ok:
+        return CannotTell(_last_line(answer.stderr) or f"the look ended with status {answer.code}")
+    seen = read(answer.stdout)
+    if seen is None:
+        return CannotTell("the look gave no state of the container")
+    ended = _ended(seen)
+    if ended is not None:
+        return ended
+    if seen.status != "running":
+        return _waits(seen, f"the container is {seen.status}")
+    return _judge(seen, data[0] if data else "")
+
+
+def _ended(seen: Seen) -> Fails | None:
+    """The container will not come up by itself; None when it still may."""
+    if seen.status == "gone":
+        return Fails("the container is gone", "somebody removed it while it was starting; deploy again")
+    over = seen.status in {"exited", "dead", "created"}
+    if not over and not seen.restarts:
+        return None
+    if seen.out_of_memory:
+        return Fails("the container ran out of memory and was killed", "raise the pool's limits.memory")
+    cause = diagnose.first_cause(seen.log)
+    if cause is not None:
+        return Fails(cause.line, cause.fix)
+    if not over and seen.restarts < RESTARTS_ALLOWED:
+        return None
+    how = f"exited with status {seen.exit_code}" if over else f"crashed {seen.restarts} times"
+    return Fails(
+        f"the container {how}{_end_of(seen.log)}",
+        "read the end of its log above; nothing in it is a known cause",
+    )
+
+
+def _judge(seen: Seen, name: str) -> Verdict:
+    if seen.health.status != 200:
+        return _waits(
+            seen, f"/health answers {seen.health.status}" if seen.health.status else "not listening yet"
+        )
+    if seen.models.status == 401:
+        return Fails(
+            "the engine refuses the pool's key",
+            "it was started with another key: remove --api-key from engine.args",
+        )
+    if seen.models.status != 200:
+        return _waits(seen, f"/v1/models answers {seen.models.status or 'nothing'}")
+    names = questions.served_names(seen.models.body)
+    if names is None:
+        return _waits(seen, "/v1/models gives no list of models")
+    if name not in names:
+        return Fails(
+            f"the engine serves {', '.join(names) or 'no model'}, not {name}",
+            "check engine.image and engine.args: another model was started",
+        )
+    return _judge_tokens(seen)
+
+
+def _judge_tokens(seen: Seen) -> Verdict:
+    text = questions.streamed_text(seen.tokens.body)
+    if questions.degenerate(text):
+        return Fails(
+            f"the engine streams `{text.strip()[:8]}` over and over",
+            "damaged weights or a wrong --dtype or --quantization produce this",
+        )
+    if text.strip():
+        return Holds()
+    error = questions.stream_error(seen.tokens.body)
+    if seen.tokens.status == 200 and not error:
+        ended = "[DONE]" in seen.tokens.body
+        if ended:
+            return Fails("the engine streamed no token", "check the model and its chat template")
+        return _waits(seen, "no token came within 60 seconds")
+    if 400 <= seen.tokens.status < 500:
+        return Fails(
+            scrub(error) or f"a chat is answered {seen.tokens.status}",
+            "check that this model answers chats or completions",
+        )
+    return _waits(seen, error or f"a chat is answered {seen.tokens.status or 'by nothing'}")
+
+
+def _waits(seen: Seen, reason: str) -> Waits:
+    """Progress is the phase of the start and the last line without its numbers, so that a clock is no progress."""
+    last = _last_line(seen.log)
+    phase = diagnose.phase(seen.log)
+    statuses = f"{seen.status} {seen.restarts} {seen.health.status} {seen.models.status} {seen.tokens.status}"
+    progress = f"{statuses} {phase} {_NUMBERS.sub('', last)}"
+    return Waits(progress=scrub(progress), reason=f"{reason}; {phase}" if phase else reason)
+
+
+def _last_line(text: str) -> str:
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return scrub(lines[-1]) if lines else ""
+
+
+def _end_of(log: str) -> str:
+    end = diagnose.tail(log, SHOWN_LINES).strip()
+    return f"; its log ends:\n{end}" if end else " without a log"
+
+
+def image_present(answer: Exit, data: tuple[str, ...]) -> Verdict:
+    """Whether the runtime knows the image; `data` is its name."""
+    if answer.ok and answer.stdout.strip():
+        return Holds()
+    return Fails(f"image {data[0] if data else ''} is not there", "check engine.image")
+
+
+def started(answer: Exit, data: tuple[str, ...]) -> Verdict:
+    """Whether the step's container is there and was started; whether it lives is the gate's question."""
+    del data
+    if not answer.ok:
+        return CannotTell(_last_line(answer.stderr) or "the runtime did not answer")
+    states = [line.split()[0] for line in answer.stdout.splitlines() if len(line.split()) == 2]
+    if not states:
+        return Waits(reason="there is no container")
+    if any(state in {"created", "dead", "removing"} for state in states):
+        return Waits(reason=f"the container is {states[0]} and not started")
+    return Holds()
+
+
+def nothing_left(answer: Exit, data: tuple[str, ...]) -> Verdict:
+    """Whether no container and no environment file of the step is left."""
+    del data
+    if not answer.ok:
+        return CannotTell(_last_line(answer.stderr) or "the runtime did not answer")
+    left = answer.stdout.strip()
+    return Fails(f"left on the host: {', '.join(left.split())}") if left else Holds()
+
+
+def in_state(answer: Exit, data: tuple[str, ...]) -> Verdict:
+    """Whether a container is in one of the states, and has the restart policy when one is named.
+
+    `data` is the states joined by commas, and the policy or nothing.
+    """
+    if not answer.ok:
+        return CannotTell(_last_line(answer.stderr) or "the runtime did not answer")
+    states, policy = data[0].split(","), data[1].partition(":")[0]
+    seen = [line.split() for line in answer.stdout.splitlines() if line.strip()]
+    if not seen:
+        return Fails("the container is gone")
+    for words in seen:
+        if words[0] not in states:
+            return Waits(reason=f"the container is {words[0]}")
+        if policy and words[1:] != [policy]:
+            return Fails(f"the restart policy is {' '.join(words[1:]) or 'none'}, not {policy}")
+    return Holds()
+
+
+PREDICATES: Mapping[str, Predicate] = {
+    "image-present": image_present,
+    "container-started": started,
+    "nothing-left": nothing_left,
+    "container-in-state": in_state,
+    "engine-ready": ready,
+}
+
+
+def check(
+    dialect: Dialect,
+    pool: Pool,
+    *,
+    run: RunId,
+    step: StepId,
+    base: str,
+    inner: str,
+    health: str,
+    key: Secret[str] | None,
+) -> Check:
+    """The gate of one replica; `base` is where the host itself reaches it, `inner` where its container does."""
+    name = pool.public_name
+    look = dialect.script(
+        LOOK,
+        run,
+        step,
+        base,
+        inner,
+        health,
+        questions.chat_body(name, pool.gate.prompt),
+        questions.completion_body(name, pool.gate.prompt),
+        key if key is not None else "",
+        PYTHON,
+        mutates=False,
+        timeout=180.0,
+    )
+    return Check(
+        look=look,
+        expect="engine-ready",
+        data=(name,),
+        within=pool.gate.within,
+        stall=pool.gate.stall,
+        every=pool.gate.every,
+    )

@@ -1,0 +1,198 @@
+"""The steps of a deploy, each with its undo beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from gpufleet.change.model import Check, Irreversible, Step
+from gpufleet.deploy import commands, gate
+from gpufleet.deploy.commands import Dialect
+from gpufleet.deploy.replicas import LABEL, New, Present, bind_address, slice_label, slot_name, url_of
+from gpufleet.engine.model import EngineContainer
+from gpufleet.inventory.model import Host
+from gpufleet.names import HostName, ReplicaId, RunId, StepId
+from gpufleet.pools.model import Pool
+from gpufleet.redact import Secret
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """What all replicas that are started together have in common."""
+
+    pool: Pool
+    run: RunId
+    revision: int
+    spec: str
+    container: EngineContainer
+    health: str
+    key: Secret[str] | None
+
+
+def bring_up(
+    launch: Launch,
+    declared: Mapping[HostName, Host],
+    dialects: Mapping[HostName, Dialect],
+    start: Sequence[New],
+    making_room: Sequence[Present],
+) -> tuple[tuple[Step, ...], dict[StepId, ReplicaId]]:
+    """Pull everywhere, then make room, start and ask; settle when every gate has said yes."""
+    container = launch.container
+    hosts = sorted({one.host for one in start})
+    pulls = [pull_step(host, dialects[host], container.image) for host in hosts]
+    pulled = frozenset(step.id for step in pulls)
+    stops = [stop_step(one, dialects[one.host], container.stop_timeout, pulled) for one in making_room]
+    starts: list[Step] = []
+    gates: list[Step] = []
+    replica_of: dict[StepId, ReplicaId] = {}
+    for new in start:
+        room = frozenset(step.id for step in stops if step.host == new.host)
+        started = _start_step(launch, new, declared[new.host], dialects[new.host], pulled | room)
+        asked = _gate_step(launch, new, declared[new.host], dialects[new.host])
+        starts.append(started)
+        gates.append(asked)
+        replica_of |= {started.id: new.replica, asked.id: new.replica}
+    ready = frozenset(step.id for step in gates)
+    settles = [
+        _settle_step(launch.run, dialects[host], [step for step in starts if step.host == host], ready)
+        for host in hosts
+        if dialects[host].updates
+    ]
+    return (*pulls, *stops, *starts, *gates, *settles), replica_of
+
+
+def pull_step(host: HostName, dialect: Dialect, image: str) -> Step:
+    """Bring the image to one host."""
+    return Step(
+        id=StepId(f"pull-{host}"),
+        host=host,
+        title=f"pull {image}",
+        do=(commands.pull(dialect, image),),
+        undo=Irreversible("an image more on the host's disk is harmless"),
+        verify=Check(look=commands.image(dialect, image), expect="image-present", data=(image,)),
+        phase="pull",
+    )
+
+
+def stop_step(present: Present, dialect: Dialect, grace: int, after: frozenset[StepId]) -> Step:
+    """Stop a replica and keep its container, so that the undo starts it again with the restart policy it had."""
+    container = present.container
+    policy = container.restart_policy or "no"
+    return Step(
+        id=StepId(f"stop-{present.host}-{container.id[:12]}"),
+        host=present.host,
+        title=f"stop {present.replica} ({container.name}), kept until the commit",
+        do=(commands.stop(dialect, container.id, grace),),
+        undo=(commands.restore(dialect, container.id, policy),),
+        verify=Check(
+            look=commands.inspect(dialect, container.id),
+            expect="container-in-state",
+            data=("exited,dead", "no" if dialect.updates else ""),
+            within=10.0,
+            every=1.0,
+        ),
+        absent=Check(
+            look=commands.inspect(dialect, container.id),
+            expect="container-in-state",
+            data=("running,restarting", policy if dialect.updates else ""),
+            within=10.0,
+            every=1.0,
+        ),
+        after=after,
+        phase="stop",
+    )
+
+
+def _start_id(new: New) -> StepId:
+    return StepId(f"start-{new.host}-{new.number}")
+
+
+def _start_step(launch: Launch, new: New, host: Host, dialect: Dialect, after: frozenset[StepId]) -> Step:
+    """Start one replica; undoing it removes the container, whatever became of it."""
+    pool, step = launch.pool, _start_id(new)
+    bind = bind_address(host)
+    address = "" if bind is None else f"[{bind}]:" if ":" in bind else f"{bind}:"
+    words = commands.run_words(
+        dialect,
+        launch.container,
+        name=f"gf-{pool.name}-{new.number}-{launch.run[-6:]}",
+        labels={
+            f"{LABEL}.pool": pool.name,
+            f"{LABEL}.replica": new.replica,
+            f"{LABEL}.run": launch.run,
+            f"{LABEL}.step": step,
+            f"{LABEL}.revision": str(launch.revision),
+            f"{LABEL}.spec": launch.spec,
+            f"{LABEL}.slice": slice_label(new.placed),
+        },
+        devices=tuple(slot.device for slot in new.placed.slots),
+        publish=f"{address}{new.port}",
+        limits=pool.limits,
+    )
+    state = commands.state(dialect, launch.run, step)
+    return Step(
+        id=step,
+        host=new.host,
+        title=f"start {new.replica} on {slot_name(new.placed)}, port {new.port}",
+        do=(commands.start(dialect, launch.run, step, launch.container.environment, words),),
+        undo=(commands.unstart(dialect, launch.run, step),),
+        verify=Check(look=state, expect="container-started", within=10.0, every=1.0),
+        absent=Check(look=state, expect="nothing-left"),
+        after=after,
+        phase="start",
+    )
+
+
+def _gate_step(launch: Launch, new: New, host: Host, dialect: Dialect) -> Step:
+    """Ask one replica until it is ready; changes nothing, so there is nothing to undo."""
+    return Step(
+        id=StepId(f"gate-{new.host}-{new.number}"),
+        host=new.host,
+        title=f"wait until {new.replica} streams a token",
+        do=(),
+        undo=(),
+        verify=gate.check(
+            dialect,
+            launch.pool,
+            run=launch.run,
+            step=_start_id(new),
+            base=url_of(bind_address(host) or "127.0.0.1", new.port),
+            inner=url_of("127.0.0.1", launch.container.port),
+            health=launch.health,
+            key=launch.key,
+        ),
+        after=frozenset({_start_id(new)}),
+        phase="gate",
+    )
+
+
+def _settle_step(run: RunId, dialect: Dialect, starts: Sequence[Step], after: frozenset[StepId]) -> Step:
+    """From now on the runtime brings the replicas back by itself, whatever ended them."""
+    steps, host = tuple(step.id for step in starts), starts[0].host
+    return Step(
+        id=StepId(f"settle-{host}"),
+        host=host,
+        title=f"restart policy {commands.WHEN_READY} for {len(steps)} replica(s)",
+        do=(commands.policy(dialect, run, steps, commands.WHEN_READY),),
+        undo=(commands.policy(dialect, run, steps, commands.UNTIL_READY),),
+        verify=Check(
+            look=commands.policies(dialect, run, steps),
+            expect="container-in-state",
+            data=("running,restarting", commands.WHEN_READY),
+        ),
+        after=after,
+        phase="settle",
+    )
+
+
+def remove_step(host: HostName, container: str, replica: str, dialect: Dialect, grace: int = 90) -> Step:
+    """Remove a replica that nobody is sent to any more; `container` is a full id."""
+    return Step(
+        id=StepId(f"remove-{host}-{container[:12]}"),
+        host=host,
+        title=f"remove {replica} (container {container[:12]})",
+        do=(commands.remove(dialect, container, grace),),
+        undo=Irreversible("what replaced it serves already"),
+        verify=Check(look=commands.by_id(dialect, container), expect="nothing-left"),
+        phase="remove",
+    )

@@ -1,0 +1,121 @@
+"""What the use cases of a pool need of the world, and what they answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from gpufleet.change.flow import Tools as ChangeTools
+from gpufleet.change.model import Plan
+from gpufleet.deploy.gate import PREDICATES
+from gpufleet.deploy.plan import fingerprint
+from gpufleet.deploy.survey import survey
+from gpufleet.engine.model import Engine
+from gpufleet.engine.vllm import Vllm
+from gpufleet.errors import ErrorRow, SecretUnresolved, StalePlan
+from gpufleet.inventory.model import Host, Inventory
+from gpufleet.inventory.secrets import resolve
+from gpufleet.names import HostName
+from gpufleet.pools import record
+from gpufleet.pools.model import Pool
+from gpufleet.pools.store import PoolStore
+from gpufleet.redact import Secret
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tools:
+    """What the use cases need of the world.
+
+    Attributes:
+        change: transport, clock, state directory, observer and forks; its predicates are ours to give.
+        warn: told one line about what does not stop anything.
+    """
+
+    inventory: Inventory
+    change: ChangeTools
+    store: PoolStore
+    engine: Engine = field(default_factory=Vllm)
+    warn: Callable[[str], None] = lambda _line: None
+
+    @classmethod
+    def of(
+        cls, inventory: Inventory, change: ChangeTools, warn: Callable[[str], None] = lambda _line: None
+    ) -> Tools:
+        """With our predicates, and the store in the change's state directory."""
+        known = replace(change, predicates={**change.predicates, **PREDICATES})
+        return cls(
+            inventory=inventory, change=known, store=PoolStore(change.state_dir, change.clock), warn=warn
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Done:
+    """What a use case did.
+
+    Attributes:
+        run: the id that `change` takes; empty when only routes were published or nothing was done.
+        generation: of the route table.
+        hosts: JSON rows, one a replica, one a host without a replica of its own.
+        leftovers: what could not be removed after the commit.
+    """
+
+    outcome: str
+    run: str = ""
+    generation: int = 0
+    hosts: tuple[Mapping[str, object], ...] = ()
+    leftovers: tuple[ErrorRow, ...] = ()
+
+    def fields(self) -> dict[str, object]:
+        """For JSON."""
+        found: dict[str, object] = {"run": self.run, "generation": self.generation, "hosts": list(self.hosts)}
+        if self.leftovers:
+            found["leftovers"] = [
+                {"host": row.where, "message": row.message, "hint": row.hint} for row in self.leftovers
+            ]
+        return found
+
+
+def resolved(tools: Tools, pool: Pool) -> Pool:
+    """The same pool with the secrets of its environment followed.
+
+    Raises:
+        SecretUnresolved: a reference leads nowhere, or its value does not fit in one line.
+    """
+    base = Path(tools.inventory.path).parent
+    environment: dict[str, str | Secret[str]] = {}
+    for name, value in pool.engine.env.items():
+        environment[name] = value
+        if isinstance(value, Secret):
+            found = resolve(value.reference, base)
+            if "\n" in found.reveal() or "\r" in found.reveal():
+                raise SecretUnresolved(f"{value.reference} has several lines, and {name} can hold one")
+            environment[name] = found
+    return replace(pool, engine=replace(pool.engine, env=environment))
+
+
+def former_hosts(tools: Tools, known: record.PoolRecord | None, chosen: Sequence[Host]) -> tuple[Host, ...]:
+    """Hosts that have replicas by the record and are not chosen now; one that the inventory lost is only told."""
+    if known is None:
+        return ()
+    names = {HostName(endpoint.host) for endpoint in known.endpoints} - {host.name for host in chosen}
+    for name in sorted(names - set(tools.inventory.hosts)):
+        tools.warn(
+            f"{name} has replicas of this pool by its record and is no longer in the inventory: they stay"
+        )
+    return tuple(host for name, host in tools.inventory.hosts.items() if name in names)
+
+
+def recheck(tools: Tools, plan: Plan) -> Callable[[], None]:
+    """Look again, now that nobody else may change these hosts."""
+
+    def look_again() -> None:
+        hosts = tuple(tools.inventory.hosts[name] for name in plan.hosts)
+        facts = survey(tools.change.transport, hosts, clock=tools.change.clock, forks=tools.change.forks)
+        if fingerprint(facts) != plan.fingerprint:
+            raise StalePlan(
+                "the hosts moved since the plan was made; nothing was changed",
+                hints=("run the command again: it plans anew",),
+            )
+
+    return look_again
