@@ -56,11 +56,18 @@ class Ticket:
 
 @dataclass(slots=True)
 class EngineModel:
-    """The state of one engine. `mode` of the spec may be changed while it runs (`change_mode`)."""
+    """The state of one engine.
+
+    Attributes:
+        started: seconds, on the same clock as every `now`.
+        wall: seconds to add to that clock to get the time of day.
+        stopped: the exit status, when somebody ended it.
+    """
 
     spec: EngineSpec
     started: float
     counters: Counters = field(default_factory=Counters)
+    wall: float = 0.0
     stopped: int | None = None
     extra_log: list[str] = field(default_factory=list)
     _running: list[Ticket] = field(default_factory=list)
@@ -140,7 +147,10 @@ class EngineModel:
         answers: Mapping[str, tuple[str, Callable[[Request, float], Reply]]] = {
             "/version": ("GET", lambda _request, _now: api.plain_json(200, {"version": self.spec.version})),
             "/metrics": ("GET", lambda _request, _now: api.text(200, self.metrics())),
-            "/v1/models": ("GET", lambda _request, _now: api.models(self.spec, int(self.started))),
+            "/v1/models": (
+                "GET",
+                lambda _request, _now: api.models(self.spec, int(self.started + self.wall)),
+            ),
             "/v1/chat/completions": ("POST", self._generate),
             "/v1/completions": ("POST", self._generate),
             "/v1/embeddings": ("POST", self._embed),
@@ -161,7 +171,7 @@ class EngineModel:
 
     def _generate(self, request: Request, now: float) -> Reply:
         try:
-            generation = api.generation(self.spec, request, self._serial, int(now))
+            generation = api.generation(self.spec, request, self._serial, int(now + self.wall))
         except api.Rejected as rejected:
             return rejected.reply
         generation.cached = self._look_up(generation)
