@@ -174,6 +174,8 @@ class _Stream:
         end = re.search(rb"%s-end (\d+)\n" % marker.encode(), rest)
         if end is not None:
             rest = rest[: end.start()]
+        # A forced command may pour both streams into one: then each line of ours stands there twice.
+        rest = re.sub(rb"%s-(begin|root) \d+\n" % marker.encode(), b"", rest)
         return cls(
             before=raw[: begin.start()].decode("utf-8", "replace").strip(),
             content=rest.decode("utf-8", "replace"),

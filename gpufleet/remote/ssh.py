@@ -24,7 +24,7 @@ from gpufleet.remote.ending import end_command
 from gpufleet.remote.exchange import Deadline, Ended, Received, exchange
 from gpufleet.remote.files import put_command
 from gpufleet.remote.framing import EXEC_REQUEST, Unframed, frame, unframe
-from gpufleet.remote.result import Lost, Outcome
+from gpufleet.remote.result import Exit, Lost, Outcome
 from gpufleet.remote.ssh_auth import AskPassphrase, KeyRing
 from gpufleet.remote.ssh_config import SshConfig
 from gpufleet.remote.ssh_connect import Connector, OfferedKey
@@ -193,7 +193,7 @@ class SshSession:
             connection = self.connect()
             try:
                 return _exec_channel(connection, min(deadline.left(), connection.channel_timeout))
-            except paramiko.ChannelException:
+            except _SessionRefused:
                 # A session that has just ended may still count on the host, so even alone it is tried again.
                 refused_alone += self._slots.after_refusal(deadline)
                 if refused_alone > PATIENCE_WHEN_ALONE or deadline.left() <= 0:
@@ -244,19 +244,27 @@ class SshSession:
             return "the remote process was not found and may still be running"
         ending = end_command(pids, become=command.become)
         deadline = Deadline.after(self._clock, ending.timeout)
-        marker = f"gpufleet-{secrets.token_hex(12)}"
         try:
-            # Not through the slots: it is the ninth session, and the command it ends holds one.
-            channel = _exec_channel(self.connect(), min(5.0, deadline.left()))
+            # Not through the slots: it is one session more, and the command it ends holds one.
+            answer = self._ending(self.connect(), ending, deadline)
+        except _SessionRefused:
+            try:
+                with contextlib.closing(self._connect()) as another:
+                    answer = self._ending(another, ending, deadline)
+            except (FleetError, _SessionRefused, paramiko.SSHException, EOFError, OSError):
+                answer = None
         except (FleetError, paramiko.SSHException, EOFError, OSError):
-            return "the remote process could not be ended and may still be running"
-        with contextlib.closing(channel):
-            text = frame(ending, marker, sudo_password=self._target.sudo_password)
-            received = exchange(channel, text, marker, deadline)
-        answer = unframe(bytes(received.stdout), bytes(received.stderr), marker, become=ending.become).exit
+            answer = None
         if answer is not None and answer.ok:
             return "the remote process was ended"
         return "the remote process could not be ended and may still be running"
+
+    def _ending(self, connection: paramiko.Transport, ending: Command, deadline: Deadline) -> Exit | None:
+        marker = f"gpufleet-{secrets.token_hex(12)}"
+        with contextlib.closing(_exec_channel(connection, min(5.0, deadline.left()))) as channel:
+            text = frame(ending, marker, sudo_password=self._target.sudo_password)
+            received = exchange(channel, text, marker, deadline)
+        return unframe(bytes(received.stdout), bytes(received.stderr), marker, become=ending.become).exit
 
     def _lost(self, reason: str, *, sent: bool) -> Lost:
         return Lost(reason=scrub(reason, self._target.secrets()), sent=sent)
@@ -345,8 +353,18 @@ class _Once:
             self._warn(line)
 
 
+class _SessionRefused(Exception):
+    """The host opens no further session on this connection."""
+
+
 def _exec_channel(connection: paramiko.Transport, timeout: float) -> paramiko.Channel:
-    channel = connection.open_session(timeout=max(timeout, 0.001))
+    try:
+        channel = connection.open_session(timeout=max(timeout, 0.001))
+    except paramiko.SSHException as wrong:
+        # paramiko keeps one exception a connection: of several refused at once, one gets the right kind.
+        if connection.is_active() and not str(wrong).startswith("Timeout"):
+            raise _SessionRefused from None
+        raise
     # paramiko waits for the answer to an exec request without a timeout; closing the channel ends the wait.
     watch = threading.Timer(max(timeout, 0.001), channel.close)
     watch.daemon = True

@@ -65,12 +65,15 @@ class _ProxyCommand:
 
     def __init__(self, command: str, ours: socket.socket, theirs: socket.socket) -> None:
         self._socket = ours
-        self._complaint = tempfile.TemporaryFile()  # noqa: SIM115 closed in close()
+        self._said = ""
+        self._lock = threading.Lock()
+        self._closed = False  # paramiko looks at this attribute of its sockets
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 closed in close()
         self._process = subprocess.Popen(
             ["/bin/sh", "-c", f"exec {command}"],
             stdin=theirs.fileno(),
             stdout=theirs.fileno(),
-            stderr=self._complaint,
+            stderr=self._errors,
             start_new_session=True,
         )
         self.recv = ours.recv
@@ -78,18 +81,21 @@ class _ProxyCommand:
         self.settimeout = ours.settimeout
 
     def complaint(self) -> str:
-        """The last line that the program wrote to standard error, for a message."""
-        if self._complaint.closed:
-            return ""
-        self._complaint.seek(0)
-        lines = self._complaint.read().decode("utf-8", "replace").strip().splitlines()
-        return f": {scrub(lines[-1])[:200]}" if lines else ""
+        """The last line that the program wrote to standard error, for a message; known once it is closed."""
+        return f": {scrub(self._said)[:200]}" if self._said else ""
 
     def close(self) -> None:
-        self._socket.close()
-        if self._process.poll() is None:
-            self._process.kill()
-        self._process.wait()
+        with self._lock:  # paramiko closes from its own thread and from ours
+            if self._closed:
+                return
+            self._closed = True
+            self._socket.close()
+            if self._process.poll() is None:
+                self._process.kill()
+            self._process.wait()
+            self._errors.seek(0)
+            self._said = self._errors.read().decode("utf-8", "replace").strip().rpartition("\n")[2]
+            self._errors.close()
 
 
 Wire: TypeAlias = "socket.socket | paramiko.Channel | _ProxyCommand"
