@@ -1,0 +1,126 @@
+"""Pool definitions: read, written back, and every mistake at its line."""
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given
+
+from gpufleet.errors import DocumentError
+from gpufleet.located import Located, Problems
+from gpufleet.pools.document import from_model, to_model
+from gpufleet.pools.load import from_file
+from gpufleet.pools.model import MemberState
+from gpufleet.redact import Secret
+
+WHOLE = """\
+pool: chat
+model: qwen/qwen2.5-7b-instruct
+served_name: qwen
+algorithm: least-busy
+replicas: 6
+hosts: [gpu-0*, "!gpu-03"]
+slice: {gpus: 2}
+engine:
+  image: vllm/vllm-openai:v0.20.0
+  args: [--max-model-len, 8192, '--hf-overrides={"a": 1}']
+  env: {HF_TOKEN: "${env:HF_TOKEN}", NCCL_DEBUG: INFO}
+weights: /models/qwen
+gate: {stall: 60, within: 600}
+limits: {memory: 64g, cpus: 8, shm: 16g}
+members:
+  gpu-01/0: {weight: 4}
+  gpu-02/0: {state: draining}
+owner: research
+"""
+
+
+def write(tmp_path, text):
+    path = tmp_path / "pool.yaml"
+    path.write_text(text)
+    return path
+
+
+def test_every_field_arrives(tmp_path):
+    pool = from_file(write(tmp_path, WHOLE))
+    assert (pool.name, pool.public_name, pool.algorithm, pool.replicas) == ("chat", "qwen", "least-busy", 6)
+    assert pool.hosts == ("gpu-0*", "!gpu-03")
+    assert pool.slice.gpus == 2
+    assert pool.engine.args == ("--max-model-len", "8192", '--hf-overrides={"a": 1}')
+    assert pool.engine.env["NCCL_DEBUG"] == "INFO"
+    token = pool.engine.env["HF_TOKEN"]
+    assert isinstance(token, Secret)
+    assert token.reference == "${env:HF_TOKEN}"
+    assert (pool.limits.memory, pool.limits.cpus, pool.limits.shm) == ("64g", "8", "16g")
+    assert [(member.replica, member.weight, member.state) for member in pool.members] == [
+        ("gpu-01/0", 4, MemberState.ACTIVE),
+        ("gpu-02/0", 1, MemberState.DRAINING),
+    ]
+
+
+def test_written_back_it_is_the_same(tmp_path):
+    pool = from_file(write(tmp_path, WHOLE))
+    problems = Problems()
+    again = to_model(Located.of(from_model(pool)), problems)
+    assert not problems.rows
+    assert again is not None
+    assert from_model(again) == from_model(pool)
+    assert "hf_" not in str(from_model(pool))
+
+
+MISTAKES = [
+    ("pool: chat\n", 1, "`model` is missing"),
+    ("pool: chat\nmodel: m\nreplica: 3\n", 3, "unknown field `replica`"),
+    ("pool: chat\nmodel: m\nreplicas: 0\n", 3, "replicas"),
+    ("pool: chat\nmodel: m\nalgorithm: robin\n", 3, "algorithm"),
+    ("pool: ../chat\nmodel: m\n", 1, "no pool name"),
+    ("model: m\n", 1, "`pool` is missing"),
+    ("pool: chat\nmodel: --privileged\n", 2, "starts with `-`"),
+    ("pool: chat\nmodel: m\nslice:\n  gpus: 1\n  mig: 1g.10gb\n", 3, "`gpus` and `mig`"),
+    ("pool: chat\nmodel: m\nengine:\n  image: --privileged\n", 4, "no image reference"),
+    ("pool: chat\nmodel: m\nengine:\n  image: a b\n", 4, "no image reference"),
+    ("pool: chat\nmodel: m\nengine:\n  args:\n    - --max-model-len 8192\n", 5, "two words in one item"),
+    ("pool: chat\nmodel: m\nengine:\n  env:\n    A-B: x\n", 5, "no name of a variable"),
+    ('pool: chat\nmodel: m\nengine:\n  env:\n    A: "x\\ny"\n', 5, "line break"),
+    ("pool: chat\nmodel: m\nengine:\n  env:\n    HF_TOKEN: plain-text\n", 5, "secret in plain text"),
+    ("pool: chat\nmodel: m\nweights: models\n", 3, "absolute path"),
+    ("pool: chat\nmodel: m\nlimits:\n  memory: lots\n", 4, "no limit"),
+    ("pool: chat\nmodel: m\nmembers:\n  gpu-01: {weight: 2}\n", 4, "no replica"),
+]
+
+
+@pytest.mark.parametrize(("text", "line", "message"), MISTAKES, ids=[message for _, _, message in MISTAKES])
+def test_a_mistake_names_its_line(tmp_path, text, line, message):
+    path = write(tmp_path, text)
+    with pytest.raises(DocumentError) as caught:
+        from_file(path)
+    assert message in caught.value.summary
+    assert caught.value.where == f"{path}:{line}"
+    assert caught.value.exit == 2
+
+
+def test_all_mistakes_are_told_at_once(tmp_path):
+    path = write(tmp_path, "pool: chat\nmodel: m\nreplicas: -1\nalgorithm: no\ntypo: 1\n")
+    with pytest.raises(DocumentError) as caught:
+        from_file(path)
+    assert {row.where for row in caught.value.rows} == {f"{path}:{line}" for line in (3, 4, 5)}
+
+
+def test_a_secret_in_plain_text_is_not_repeated_in_the_message(tmp_path):
+    secret = "hf_abcdefghijklmnopqrstuvwx"
+    path = write(
+        tmp_path, f"pool: chat\nmodel: m\nengine:\n  env: {{A: {secret}}}\n  args: [--token={secret}]\n"
+    )
+    with pytest.raises(DocumentError) as caught:
+        from_file(path)
+    said = str(caught.value) + str(caught.value.rows) + str(caught.value.hints)
+    assert secret not in said
+
+
+@given(st.text(min_size=1, max_size=40), st.text(max_size=40))
+def test_hostile_texts_are_taken_whole_or_refused(model, argument):
+    problems = Problems()
+    pool = to_model(Located.of({"model": model, "engine": {"args": [argument]}}), problems, "chat")
+    assert (pool is None) == bool(problems.rows)
+    if pool is not None:
+        assert (pool.model, pool.engine.args) == (model, (argument,))
+        assert not model.startswith("-")
+        assert "\0" not in model + argument
