@@ -167,7 +167,7 @@ class Operator:
             **self.environment,
         }
         return subprocess.Popen(
-            (sys.executable, "-m", *module, *words, "-o", "json", "--no-input"),
+            (sys.executable, "-m", *module, "-o", "json", "--no-input", *words),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

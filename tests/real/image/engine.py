@@ -14,6 +14,7 @@ host's GPU hook leaves in the container, so that one host of a fleet can be told
     mute          /health is 200, a completion never gets a token
     garbage       every token is "!"
     exit-after-ready  becomes ready, then exits 1 some 0.3 s later
+    leak          prints its environment's secrets, as a careless library does, and exits 1
     slow          as ok, but ready only after 3 s
     stubborn      as ok, but ignores SIGTERM
 """
@@ -253,6 +254,9 @@ def main():
         fail(
             "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.11 GiB of which 1.02 GiB is free."
         )
+    if BEHAVIOUR == "leak":
+        told = " ".join(os.environ.get(name, "") for name in ("HF_TOKEN", "VLLM_API_KEY", "OTHER_SECRET"))
+        fail(f"ValueError: cannot log in with {told}")
     if BEHAVIOUR == "oom":
         take_memory()
     say("Starting to load model " + MODEL + "...")
