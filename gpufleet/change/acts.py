@@ -1,0 +1,171 @@
+"""One act on one host: do a step, undo it, or look; in goes an effect, out comes the event that it became."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from gpufleet.change import lease
+from gpufleet.change.checks import Asker, at_once
+from gpufleet.change.events import Act, Ended, Found, Observed, Progress, Result
+from gpufleet.change.lease import Grant
+from gpufleet.change.machine import Look, Run, Undo
+from gpufleet.change.mirror import Mirror
+from gpufleet.change.model import (
+    CannotTell,
+    Check,
+    Fails,
+    Holds,
+    Irreversible,
+    Predicates,
+    Step,
+    Verdict,
+    Waits,
+)
+from gpufleet.change.reach import Reach
+from gpufleet.clock import Clock
+from gpufleet.errors import LeaseLost
+from gpufleet.names import HostName
+from gpufleet.redact import Secret, scrub
+from gpufleet.remote.command import Command
+from gpufleet.remote.result import Exit, Lost, Outcome
+
+NO_LEASE = "the host was not reached when the run was taken up"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hands:
+    """What an act works with. `turned` is set once the run goes back: waits on the way forward are called off."""
+
+    reach: Reach
+    grants: Mapping[HostName, Grant]
+    mirror: Mirror
+    predicates: Predicates
+    clock: Clock
+    secrets: tuple[Secret[str], ...]
+    turned: threading.Event
+    progress: Callable[[Progress], None]
+
+    def perform(self, effect: Run | Undo | Look, step: Step) -> Ended | Observed:
+        """Raises LeaseLost when the host's lease is no longer ours: then nothing was sent past the fence."""
+        match effect:
+            case Run():
+                return self._run(step)
+            case Undo():
+                return self._undo(step)
+            case Look(act=act):
+                return self._look(step, act)
+
+    def _run(self, step: Step) -> Ended:
+        for number, command in enumerate(step.do):
+            outcome = self._send(step, command, anyway=False)
+            if isinstance(outcome, Lost):
+                untouched = number == 0 and not outcome.sent
+                result = Result.NOT_SENT if untouched else Result.LOST
+                return self._ended(step, Act.DO, result, outcome.reason)
+            if not outcome.ok:
+                return self._refused(step, Act.DO, outcome)
+        return self._judged(step, Act.DO, self._asker(step, waits=True).until(step.verify))
+
+    def _undo(self, step: Step) -> Ended:
+        if isinstance(step.undo, Irreversible):
+            return self._ended(step, Act.UNDO, Result.SUCCEEDED)
+        refused: Ended | None = None
+        for command in step.undo:
+            outcome = self._send(step, command, anyway=True)
+            if isinstance(outcome, Lost):
+                result = Result.LOST if outcome.sent else Result.NOT_SENT
+                return self._ended(step, Act.UNDO, result, outcome.reason)
+            if not outcome.ok:
+                refused = self._refused(step, Act.UNDO, outcome)
+                break
+        if step.absent is None:
+            return refused or self._ended(step, Act.UNDO, Result.SUCCEEDED)
+        verdict = self._asker(step, waits=False).until(step.absent)
+        if refused is not None and not isinstance(verdict, Holds):
+            return refused
+        return self._judged(step, Act.UNDO, verdict)
+
+    def _look(self, step: Step, act: Act) -> Observed:
+        check = step.verify if act is Act.DO else step.absent
+        if check is None:
+            return Observed(step=step.id, act=act, found=Found.NOT_DONE, reason="cannot be looked at")
+        match self._quiet_look(step, check):
+            case Holds():
+                return Observed(step=step.id, act=act, found=Found.DONE)
+            case Fails(reason=reason) | Waits(reason=reason):
+                return Observed(step=step.id, act=act, found=Found.NOT_DONE, reason=self._clean(reason))
+            case CannotTell(reason=reason):
+                return Observed(step=step.id, act=act, found=Found.UNKNOWN, reason=self._clean(reason))
+
+    def _quiet_look(self, step: Step, check: Check) -> Verdict:
+        grant = self.grants.get(step.host)
+        if grant is None:
+            return CannotTell(NO_LEASE)
+
+        def ask(command: Command) -> Outcome:
+            return self._fenced(step, self.reach.insist(step.host, lease.quiet(command, grant, step.id)))
+
+        asker = Asker(ask=ask, predicates=self.predicates, clock=self.clock)
+        return asker.once(at_once(check))
+
+    def _asker(self, step: Step, *, waits: bool) -> Asker:
+        return Asker(
+            ask=lambda command: self.reach.insist(step.host, command),
+            predicates=self.predicates,
+            clock=self.clock,
+            called_off=self.turned.is_set if waits else lambda: False,
+            progress=lambda text: self.progress(Progress(step=step.id, text=self._clean(text))),
+        )
+
+    def _send(self, step: Step, command: Command, *, anyway: bool) -> Outcome:
+        """One mutating command behind the fence, with what the host's copy of the journal lacks."""
+        grant = self.grants.get(step.host)
+        if grant is None:
+            return Lost(reason=NO_LEASE, sent=False)
+        with self.mirror.carried(step.host) as lines:
+            fenced = lease.guarded(command, grant, step.id, copy=lines.text, anyway=anyway)
+            outcome = self.reach.insist(step.host, fenced)
+            if isinstance(outcome, Exit) and lease.refusal(outcome) is None:
+                lines.delivered()
+        return self._fenced(step, outcome)
+
+    def _fenced(self, step: Step, outcome: Outcome) -> Outcome:
+        if not isinstance(outcome, Exit):
+            return outcome
+        match lease.refusal(outcome):
+            case lease.FENCED:
+                raise LeaseLost("another operator took over the lease", where=step.host)
+            case lease.BUSY:
+                return Lost(reason="an earlier command of this step is still at work there", sent=True)
+            case lease.NO_COPY:
+                return Exit(code=1, stderr="the journal's copy cannot be written: is the disk full?")
+            case _:
+                return outcome
+
+    def _judged(self, step: Step, act: Act, verdict: Verdict) -> Ended:
+        match verdict:
+            case Holds():
+                return self._ended(step, act, Result.SUCCEEDED)
+            case Fails(reason=reason, hint=hint):
+                return self._ended(step, act, Result.FAILED, reason, hint)
+            case Waits(reason=reason):
+                return self._ended(step, act, Result.FAILED, reason or "not there")
+            case CannotTell(reason=reason):
+                return self._ended(step, act, Result.LOST, reason)
+
+    def _refused(self, step: Step, act: Act, answer: Exit) -> Ended:
+        return self._ended(step, act, Result.FAILED, last_words(answer))
+
+    def _ended(self, step: Step, act: Act, result: Result, reason: str = "", hint: str = "") -> Ended:
+        return Ended(step=step.id, act=act, result=result, reason=self._clean(reason), hint=self._clean(hint))
+
+    def _clean(self, text: str) -> str:
+        return scrub(text, self.secrets)
+
+
+def last_words(answer: Exit) -> str:
+    """What a failed command said last, one line, with its exit status."""
+    said = [line.strip() for line in (answer.stderr or answer.stdout).splitlines() if line.strip()]
+    return f"{said[-1][:500]} (exit status {answer.code})" if said else f"exit status {answer.code}"

@@ -1,0 +1,244 @@
+"""The JSON shape of a stored plan, and its way there and back: in journals, and in files of `plan --save`.
+
+A secret is stored as its reference (`{"secret": "${env:HF_TOKEN}"}`) and resolved anew when it is read; one without
+a reference cannot be stored and is refused before anything is done. Text around several references is kept as it
+is, so that a whole environment file can be one secret.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+from collections.abc import Callable
+from typing import TypeAlias
+
+import msgspec
+
+from gpufleet.change.model import Check, Irreversible, Plan, Step
+from gpufleet.errors import FleetError
+from gpufleet.names import HostName, StepId
+from gpufleet.redact import Secret
+from gpufleet.remote.command import Command
+
+Resolve: TypeAlias = Callable[[str], Secret[str]]
+"""Follows one reference, `${env:NAME}` and its like. Raises errors.SecretUnresolved."""
+
+_REFERENCE = re.compile(r"\$\{[^}]+\}")
+
+
+class JournalError(FleetError):
+    """A journal cannot be read or written, or does not follow the machine's rules."""
+
+    code = "journal"
+
+
+class SecretRef(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A secret by its reference; text around several references is kept as it is."""
+
+    secret: str
+
+
+class CommandRecord(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """A `Command`; `stdin` is base64 unless it is a secret."""
+
+    mutates: bool
+    argv: tuple[str | SecretRef, ...] = ()
+    script: str = ""
+    stdin: str | SecretRef | None = None
+    timeout: float = 60.0
+    become: bool = False
+
+
+class CheckRecord(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """A `Check`."""
+
+    look: CommandRecord
+    expect: str
+    data: tuple[str, ...] = ()
+    within: float = 0.0
+    stall: float = 0.0
+    every: float = 2.0
+
+
+class StepRecord(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """A `Step`; `irreversible` holds the reason when there is no undo."""
+
+    id: str
+    host: str
+    title: str
+    verify: CheckRecord
+    do: tuple[CommandRecord, ...] = ()
+    undo: tuple[CommandRecord, ...] = ()
+    irreversible: str | None = None
+    absent: CheckRecord | None = None
+    after: tuple[str, ...] = ()
+    phase: str = ""
+
+
+class PlanRecord(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """A `Plan`."""
+
+    title: str
+    command: str
+    steps: tuple[StepRecord, ...]
+    fingerprint: str = ""
+    context: dict[str, str] = {}
+
+
+_encoder = msgspec.json.Encoder()
+_plan_decoder = msgspec.json.Decoder(PlanRecord)
+
+
+def encode_plan(plan: Plan) -> bytes:
+    """A plan as JSON, for a file. Raises JournalError for a secret without a reference."""
+    return _encoder.encode(plan_record(plan))
+
+
+def decode_plan(content: bytes, resolve: Resolve) -> Plan:
+    """The plan of `encode_plan`, its secrets resolved anew."""
+    try:
+        return plan_value(_plan_decoder.decode(content), resolve)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise JournalError(f"not a stored plan: {error}") from error
+
+
+def plan_record(plan: Plan) -> PlanRecord:
+    """Raises JournalError for a secret without a reference."""
+    steps = tuple(_step_record(step) for step in plan.steps)
+    return PlanRecord(plan.title, plan.command, steps, plan.fingerprint, dict(plan.context))
+
+
+def plan_value(record: PlanRecord, resolve: Resolve) -> Plan:
+    """The plan as a value, its secrets resolved."""
+    return Plan(
+        title=record.title,
+        command=record.command,
+        steps=tuple(_step_value(step, resolve) for step in record.steps),
+        fingerprint=record.fingerprint,
+        context=dict(record.context),
+    )
+
+
+def secrets_of(plan: Plan) -> tuple[Secret[str], ...]:
+    """Every secret of the plan, so that it can be removed from what hosts answer."""
+    found: dict[str, Secret[str]] = {}
+    for step in plan.steps:
+        undo = () if isinstance(step.undo, Irreversible) else step.undo
+        looks = (step.verify.look, *((step.absent.look,) if step.absent else ()))
+        for command in (*step.do, *undo, *looks):
+            found.update((part.reveal(), part) for part in command.argv if isinstance(part, Secret))
+            if isinstance(command.stdin, Secret):
+                for line in command.stdin.reveal().decode("utf-8", "replace").splitlines():
+                    value = line.partition("=")[2] or line
+                    found[value] = Secret(value)
+    return tuple(found.values())
+
+
+def _step_record(step: Step) -> StepRecord:
+    lasting = isinstance(step.undo, Irreversible)
+    return StepRecord(
+        id=step.id,
+        host=step.host,
+        title=step.title,
+        verify=_check_record(step.verify, step),
+        do=tuple(_command_record(command, step) for command in step.do),
+        undo=()
+        if isinstance(step.undo, Irreversible)
+        else tuple(_command_record(item, step) for item in step.undo),
+        irreversible=step.undo.why if lasting and isinstance(step.undo, Irreversible) else None,
+        absent=_check_record(step.absent, step) if step.absent else None,
+        after=tuple(sorted(step.after)),
+        phase=step.phase,
+    )
+
+
+def _step_value(record: StepRecord, resolve: Resolve) -> Step:
+    undo = tuple(_command_value(command, resolve) for command in record.undo)
+    return Step(
+        id=StepId(record.id),
+        host=HostName(record.host),
+        title=record.title,
+        do=tuple(_command_value(command, resolve) for command in record.do),
+        undo=undo if record.irreversible is None else Irreversible(record.irreversible),
+        verify=_check_value(record.verify, resolve),
+        absent=_check_value(record.absent, resolve) if record.absent else None,
+        after=frozenset(StepId(step) for step in record.after),
+        phase=record.phase,
+    )
+
+
+def _check_record(check: Check, step: Step) -> CheckRecord:
+    look = _command_record(check.look, step)
+    return CheckRecord(look, check.expect, check.data, check.within, check.stall, check.every)
+
+
+def _check_value(record: CheckRecord, resolve: Resolve) -> Check:
+    return Check(
+        look=_command_value(record.look, resolve),
+        expect=record.expect,
+        data=record.data,
+        within=record.within,
+        stall=record.stall,
+        every=record.every,
+    )
+
+
+def _command_record(command: Command, step: Step) -> CommandRecord:
+    stdin = command.stdin
+    return CommandRecord(
+        mutates=command.mutates,
+        argv=tuple(_reference(part, step) if isinstance(part, Secret) else part for part in command.argv),
+        script=command.script,
+        stdin=(
+            _reference(stdin, step)
+            if isinstance(stdin, Secret)
+            else None
+            if stdin is None
+            else base64.b64encode(stdin).decode("ascii")
+        ),
+        timeout=command.timeout,
+        become=command.become,
+    )
+
+
+def _reference(secret: Secret[str] | Secret[bytes], step: Step) -> SecretRef:
+    if not _REFERENCE.search(secret.reference):
+        raise JournalError(
+            "a secret without a reference cannot be journaled",
+            where=f"step {step.id} on {step.host}",
+            hints=("give it as ${env:NAME} or another reference, so that a resumed run can read it again",),
+        )
+    return SecretRef(secret.reference)
+
+
+def _resolved(reference: str, resolve: Resolve) -> str:
+    """The text with each `${...}` in it followed."""
+    return _REFERENCE.sub(lambda match: resolve(match.group()).reveal(), reference)
+
+
+def _command_value(record: CommandRecord, resolve: Resolve) -> Command:
+    stdin: bytes | Secret[bytes] | None
+    match record.stdin:
+        case None:
+            stdin = None
+        case SecretRef(secret=reference):
+            stdin = Secret(_resolved(reference, resolve).encode(), reference=reference)
+        case str(text):
+            try:
+                stdin = base64.b64decode(text, validate=True)
+            except binascii.Error as error:
+                raise JournalError("standard input of a stored command is not base64") from error
+    return Command(
+        argv=tuple(
+            Secret(_resolved(part.secret, resolve), reference=part.secret)
+            if isinstance(part, SecretRef)
+            else part
+            for part in record.argv
+        ),
+        script=record.script,
+        stdin=stdin,
+        timeout=record.timeout,
+        mutates=record.mutates,
+        become=record.become,
+    )

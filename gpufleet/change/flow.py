@@ -1,0 +1,274 @@
+"""A change from plan to answer: open the journal, take the leases, apply, settle, give back.
+
+    run_change(plan, tools, on_commit=..., run=..., recheck=...) -> Change
+    take_up(run, tools, goal, resolve=..., on_commit=...) -> Change
+
+Both return only for a committed run (or, with goal UNDO, an undone one) and raise otherwise: RolledBack,
+RollbackIncomplete, InDoubt, LeaseHeld, HostUnreachable, PreflightFailed. The errors carry `run`, `rows` and
+`fields["hosts"]`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Event
+from typing import TypeAlias, TypeVar
+
+from gpufleet.change import journal_file
+from gpufleet.change.acts import Hands
+from gpufleet.change.apply import Interpreter, Outcome
+from gpufleet.change.document import Resolve, plan_record, secrets_of
+from gpufleet.change.events import Ending, Goal, Observer, Reopened, silent
+from gpufleet.change.journal import Opened, Opening, body_of, encode, opening, replay
+from gpufleet.change.journal_file import JournalFile
+from gpufleet.change.lease import HEARTBEAT, Holder
+from gpufleet.change.lease_keeper import Audit, LeaseKeeper
+from gpufleet.change.machine import IllegalEvent, State, evolve, opened
+from gpufleet.change.mirror import Mirror
+from gpufleet.change.model import Plan, Predicates
+from gpufleet.change.reach import Reach
+from gpufleet.change.rows import HostRow
+from gpufleet.change.table import Phase, RunPhase
+from gpufleet.clock import Clock
+from gpufleet.errors import FleetError, InDoubt, Refused, RollbackIncomplete, RolledBack
+from gpufleet.names import HostName, RunId
+from gpufleet.remote.transport import Transport
+
+OnCommit: TypeAlias = Callable[[RunId, Mapping[str, str]], None]
+"""Makes a commit known: gets the run and the plan's context. Repeating it must be harmless; Refused undoes the run."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tools:
+    """What a change needs of the world.
+
+    Attributes:
+        operator: `user@machine pid N`, for leases and journals.
+        forks: acts in flight at once.
+    """
+
+    transport: Transport
+    clock: Clock
+    predicates: Predicates
+    state_dir: Path
+    operator: str
+    observer: Observer = silent
+    forks: int = 32
+    heartbeat: float = HEARTBEAT
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """A run that came to a good end. `unreleased`: hosts whose lease must expire by itself."""
+
+    run: RunId
+    ending: Ending
+    rows: tuple[HostRow, ...]
+    context: Mapping[str, str]
+    unreleased: tuple[HostName, ...] = ()
+
+    def fields(self) -> dict[str, object]:
+        """For JSON: `run` and `hosts`."""
+        return {"run": self.run, "hosts": [row.fields() for row in self.rows]}
+
+
+def run_change(
+    plan: Plan,
+    tools: Tools,
+    *,
+    on_commit: OnCommit,
+    run: RunId | None = None,
+    recheck: Callable[[], None] | None = None,
+) -> Change:
+    """Carry out a plan, whole or not at all.
+
+    Args:
+        plan: every secret in it has a reference.
+        tools: what the change needs of the world.
+        on_commit: called when every step is done, before the run is marked as committed.
+        run: the id that the plan's labels carry; made here when absent (`journal_file.new_run_id`).
+        recheck: called under the leases, before the first act; may raise StalePlan.
+    """
+    run = run or journal_file.new_run_id(tools.clock)
+    seat = journal_file.seat(tools.state_dir)
+    first = Opened(run, tools.operator, seat, tuple(plan.hosts), plan_record(plan))
+    state = opened(plan)
+    with journal_file.create(tools.state_dir, run, tools.clock, first) as file:
+        reach = Reach(tools.transport, tools.clock)
+        try:
+            keeper = _keeper(tools, reach, run, seat, plan)
+            try:
+                keeper.take(plan.hosts, encode(file.records[0]), required=None)
+                _check_again(recheck, keeper)
+            except BaseException:
+                file.discard()
+                raise
+            return _drive(state, _Site(tools, file, reach, keeper, Mirror(plan), on_commit))
+        finally:
+            reach.close()
+
+
+def _check_again(recheck: Callable[[], None] | None, keeper: LeaseKeeper) -> None:
+    """Whether the facts still stand, now that nobody else can change them."""
+    if recheck is None:
+        return
+    try:
+        recheck()
+    except BaseException:
+        keeper.release(ending="", rest=lambda _host: b"")
+        raise
+
+
+def take_up(run: RunId, tools: Tools, goal: Goal, *, resolve: Resolve, on_commit: OnCommit) -> Change:
+    """Finish an interrupted or stuck run of this machine: go on with it, or undo it.
+
+    Raises:
+        UsageError: no such run.
+        Refused: it is over, or it has begun to publish and can only be resumed.
+    """
+    with journal_file.reopen(tools.state_dir, run, tools.clock) as file:
+        head = opening(file.records, resolve)
+        reopened = Reopened(goal=goal)
+        try:
+            state = evolve(replay(file.records, head.plan), reopened)
+        except IllegalEvent as error:
+            raise Refused(str(error), where=f"run {run}") from error
+        reach = Reach(tools.transport, tools.clock)
+        try:
+            keeper = _keeper(tools, reach, run, journal_file.seat(tools.state_dir), head.plan)
+            keeper.take(head.hosts, encode(file.records[0]), required=frozenset())
+            mirror = Mirror(head.plan)
+            mirror.add(file.append(body_of(reopened)))
+            unseen = _missing(head, state, keeper)
+            if unseen:
+                keeper.release(ending="", rest=mirror.rest)
+                raise unseen
+            return _drive(state, _Site(tools, file, reach, keeper, mirror, on_commit, goal))
+        finally:
+            reach.close()
+
+
+@dataclass(frozen=True, slots=True)
+class _Site:
+    """Where a run is driven. `goal` is None for a fresh run."""
+
+    tools: Tools
+    file: JournalFile
+    reach: Reach
+    keeper: LeaseKeeper
+    mirror: Mirror
+    on_commit: OnCommit
+    goal: Goal | None = None
+
+
+def _missing(head: Opening, state: State, keeper: LeaseKeeper) -> InDoubt | None:
+    """A resume that cannot reach a host with unfinished steps starts nothing at all."""
+    unfinished = {step.host for step in head.plan.steps if state.phase_of(step.id) is not Phase.DONE}
+    away = tuple(host for host in head.hosts if host in unfinished and host not in keeper.grants)
+    if not away or state.phase is not RunPhase.APPLYING:
+        return None
+    return InDoubt(
+        f"not reached: {', '.join(away)}; nothing was started",
+        where=f"run {head.run}",
+        hints=_ways_out(head.run),
+        run=head.run,
+    )
+
+
+def _drive(state: State, site: _Site) -> Change:
+    """Interpret the run to its rest, give the leases back, and say how it ended."""
+    plan, tools, keeper, mirror = state.plan, site.tools, site.keeper, site.mirror
+    hands = Hands(
+        reach=site.reach,
+        grants=keeper.grants,
+        mirror=mirror,
+        predicates=tools.predicates,
+        clock=tools.clock,
+        secrets=secrets_of(plan),
+        turned=Event(),
+        progress=lambda progress: tools.observer(state.steps[progress.step], progress),
+    )
+    interpreter = Interpreter(
+        state=state,
+        journal=site.file,
+        mirror=mirror,
+        hands=hands,
+        observer=tools.observer,
+        publish=lambda: site.on_commit(keeper.run, plan.context),
+        forks=tools.forks,
+    )
+    try:
+        outcome = interpreter.run()
+    finally:
+        keeper.stop()
+    if outcome.ending is Ending.IN_DOUBT:
+        # The leases stay: until they expire, and then as an open run, they keep others off these hosts.
+        raise _in_doubt(keeper.run, outcome)
+    final = outcome.ending in {Ending.COMMITTED, Ending.UNDONE}
+    unreleased = keeper.release(ending=outcome.ending.value if final else "", rest=mirror.rest)
+    return _answer(keeper.run, outcome, unreleased, site.goal)
+
+
+def _answer(run: RunId, outcome: Outcome, unreleased: tuple[HostName, ...], goal: Goal | None) -> Change:
+    if outcome.ending is Ending.COMMITTED or (outcome.ending is Ending.UNDONE and goal is Goal.UNDO):
+        return Change(
+            run=run,
+            ending=outcome.ending,
+            rows=outcome.rows,
+            context=outcome.state.plan.context,
+            unreleased=unreleased,
+        )
+    if outcome.ending is Ending.UNDONE:
+        raise _told(RolledBack(f"{_cause(outcome)}; every host is as it was before", run=run), outcome)
+    summary = f"{_cause(outcome)}; not everything could be undone"
+    hints = (f"once the hosts answer again: gpufleet change undo {run}", f"gpufleet change show {run}")
+    raise _told(RollbackIncomplete(summary, hints=hints, run=run), outcome)
+
+
+def _in_doubt(run: RunId, outcome: Outcome) -> InDoubt:
+    reason = str(outcome.stopped) if outcome.stopped else "a host with an unfinished step gave no answer"
+    if outcome.state.phase is RunPhase.PUBLISHING:
+        reason = f"every host is done, but publishing failed: {reason}"
+        hints: tuple[str, ...] = (f"gpufleet change resume {run}",)
+    else:
+        hints = _ways_out(run)
+    return _told(InDoubt(f"stopped in doubt: {reason}", hints=hints, run=run), outcome)
+
+
+def _ways_out(run: RunId) -> tuple[str, ...]:
+    return (f"gpufleet change resume {run}", f"gpufleet change undo {run}")
+
+
+def _cause(outcome: Outcome) -> str:
+    cause = outcome.state.cause
+    if cause is None:
+        return "the run turned back"
+    step = outcome.state.steps.get(cause.step) if cause.step else None
+    reason = cause.reason or "no reason was given"
+    return f"{step.host}: {step.title}: {reason}" if step else reason
+
+
+Failure = TypeVar("Failure", bound=FleetError)
+
+
+def _told(error: Failure, outcome: Outcome) -> Failure:
+    """The same error with its rows, and with the hint of the first cause before the general ones."""
+    cause = outcome.state.cause
+    if cause is not None and cause.hint:
+        error.hints = (cause.hint, *error.hints)
+    error.rows = tuple(row.error_row() for row in outcome.rows if row.status not in {"done", "untouched"})
+    error.fields = {"hosts": [row.fields() for row in outcome.rows]}
+    error.__cause__ = outcome.stopped
+    return error
+
+
+def _keeper(tools: Tools, reach: Reach, run: RunId, seat: str, plan: Plan) -> LeaseKeeper:
+    return LeaseKeeper(
+        reach=reach,
+        holder=Holder(who=tools.operator, run=run, operation=plan.title, seat=seat),
+        run=run,
+        audit=Audit(tools.state_dir, tools.clock),
+        heartbeat=tools.heartbeat,
+    )

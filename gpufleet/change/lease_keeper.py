@@ -1,0 +1,224 @@
+"""Taking the leases of a run, keeping them alive, and giving them back."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from pathlib import Path
+
+from gpufleet.change import lease
+from gpufleet.change.lease import Answer, Grant, Holder, Standing
+from gpufleet.change.reach import Reach
+from gpufleet.clock import Clock
+from gpufleet.errors import ErrorRow, HostUnreachable, LeaseHeld, PreflightFailed
+from gpufleet.names import HostName, RunId
+from gpufleet.remote.result import Exit, Lost
+
+
+class LeaseKeeper:
+    """The leases of one run in this process.
+
+    Args:
+        holder: who we are; each keeper has a token of its own.
+        heartbeat: seconds between two heartbeats.
+        audit: where takeovers are noted.
+    """
+
+    def __init__(
+        self, *, reach: Reach, holder: Holder, run: RunId, audit: Audit, heartbeat: float = lease.HEARTBEAT
+    ) -> None:
+        self.grants: dict[HostName, Grant] = {}
+        self._reach = reach
+        self._holder = replace(holder, token=secrets.token_hex(16), run=run)
+        self.run = run
+        self._audit = audit
+        self._heartbeat = heartbeat
+        self._ended = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def take(
+        self, hosts: Iterable[HostName], copy_head: bytes, *, required: frozenset[HostName] | None
+    ) -> None:
+        """Take all leases, in name order, or none.
+
+        `required`: hosts that must answer; the others may be out of reach and then have no grant. None: all.
+
+        Raises:
+            LeaseHeld: somebody else holds one; rows say who, since when and what to do.
+            HostUnreachable: a required host does not answer.
+            PreflightFailed: a host cannot write its state.
+        """
+        self._start()
+        try:
+            for host in sorted(hosts):
+                self._take_one(host, copy_head, required=required is None or host in required)
+        except BaseException:
+            self.release(ending="", rest=lambda _host: b"")
+            raise
+
+    def release(self, *, ending: str, rest: Callable[[HostName], bytes]) -> tuple[HostName, ...]:
+        """Give every lease back; answers with the hosts that did not hear it: theirs expire by themselves.
+
+        `rest`: lines that a host's copy of the journal lacks.
+        """
+        self.stop()
+        threads, deaf = [], []
+
+        def one(host: HostName, grant: Grant) -> None:
+            outcome = self._reach.insist(host, lease.release(grant, ending, rest(host)))
+            if isinstance(outcome, Lost) or lease.parse(outcome) is None:
+                deaf.append(host)
+
+        for host, grant in self.grants.items():
+            threads.append(
+                threading.Thread(target=one, args=(host, grant), name=f"release {host}", daemon=True)
+            )
+            threads[-1].start()
+        for thread in threads:
+            thread.join()
+        self.grants = {}
+        return tuple(sorted(deaf))
+
+    def stop(self) -> None:
+        """No more heartbeats; leases that are not given back expire."""
+        self._ended.set()
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+
+    def _start(self) -> None:
+        self._ended.clear()
+        self._thread = threading.Thread(target=self._beat, name="lease heartbeat", daemon=True)
+        self._thread.start()
+
+    def _beat(self) -> None:
+        """A host that does not answer misses a beat; its guard decides whether we still hold the lease."""
+        while not self._ended.wait(self._heartbeat):
+            beats = [
+                threading.Thread(target=self._reach.run, args=(host, lease.renew(grant)), daemon=True)
+                for host, grant in tuple(self.grants.items())
+            ]
+            for beat in beats:
+                beat.start()
+            for beat in beats:
+                beat.join(self._heartbeat)
+
+    def _take_one(self, host: HostName, copy_head: bytes, *, required: bool) -> None:
+        outcome = self._reach.insist(host, lease.take(self._holder, copy_head))
+        if isinstance(outcome, Lost) and outcome.sent:
+            # It may hold our token already; taking again with the same run and seat is harmless.
+            outcome = self._reach.insist(host, lease.take(self._holder, copy_head))
+        if isinstance(outcome, Lost):
+            if required:
+                raise HostUnreachable(outcome.reason, where=host, hints=("nothing was changed",))
+            return
+        answer = lease.parse(outcome)
+        if answer is None or answer.standing is Standing.FULL:
+            raise PreflightFailed(
+                "the lease cannot be written in ~/.gpufleet",
+                where=host,
+                hints=(_last_line(outcome) or "make room in the home directory",),
+            )
+        if answer.standing is not Standing.TAKEN:
+            raise held(host, answer)
+        self.grants[host] = Grant(host=host, token=self._holder.token, run=self.run, root=answer.root)
+        if answer.over:
+            self._audit.note("takeover", host=host, run=self.run, who=self._holder.who, over=answer.over)
+
+
+class Audit:
+    """`audit/leases.jsonl` in the state directory: who took over whose lease, and why."""
+
+    def __init__(self, state_dir: Path, clock: Clock) -> None:
+        self._path = state_dir / "audit" / "leases.jsonl"
+        self._clock = clock
+
+    def note(self, what: str, **fields: str) -> None:
+        """One line, synced. Raises PreflightFailed when it cannot be written."""
+        line = json.dumps({"at": self._clock.now().isoformat(), "what": what, **fields}) + "\n"
+        try:
+            self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            number = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                os.write(number, line.encode())
+                os.fsync(number)
+            finally:
+                os.close(number)
+        except OSError as error:
+            raise PreflightFailed(
+                f"the audit record cannot be written: {error.strerror}", where=str(self._path)
+            ) from error
+
+
+def show(reach: Reach, host: HostName) -> Answer:
+    """Who holds the lease of a host. Raises HostUnreachable, or PreflightFailed when the answer makes no sense."""
+    outcome = reach.insist(host, lease.show())
+    return _told(outcome, host)
+
+
+def wait_until_free(
+    reach: Reach, hosts: Iterable[HostName], clock: Clock, *, within: float, every: float = 5.0
+) -> None:
+    """Wait for the leases of others to end. Raises LeaseHeld when time is up."""
+    end = clock.monotonic() + within
+    for host in sorted(hosts):
+        while (answer := show(reach, host)).standing is Standing.HELD:
+            if clock.monotonic() >= end:
+                raise held(host, answer)
+            clock.sleep(every)
+
+
+def unlock(reach: Reach, host: HostName, *, who: str, reason: str, audit: Audit) -> Answer:
+    """Break a host's lease, audited before it happens. Answers with the holder that lost it, or FREE."""
+    before = show(reach, host)
+    if before.standing is Standing.FREE or before.holder is None:
+        return before
+    old = before.holder
+    audit.note("unlock", host=host, who=who, reason=reason, holder=old.who, run=old.run, over=old.token)
+    answer = _told(reach.insist(host, lease.break_lease(old.token)), host)
+    if answer.standing in {Standing.HELD, Standing.EXPIRED}:
+        raise held(host, answer)
+    return replace(answer, holder=old, open_run=before.open_run)
+
+
+def held(host: HostName, answer: Answer) -> LeaseHeld:
+    """The error that says who holds a lease and what ends it."""
+    holder = answer.holder or Holder(who="somebody", run="", operation="")
+    beat = "no heartbeat ever seen" if holder.age is None else f"last heartbeat {holder.age} s ago"
+    state = "expired, and its run is open" if answer.standing is Standing.EXPIRED else "held"
+    message = (
+        f"{state}: {holder.who}, {holder.operation or 'unknown operation'}, run {holder.run or '?'}, {beat}"
+    )
+    hints: tuple[str, ...]
+    if answer.standing is Standing.EXPIRED and holder.run:
+        hints = (
+            f"gpufleet change resume {holder.run}",
+            f"gpufleet change undo {holder.run}",
+            f"on another machine add `--from {host}`",
+        )
+    else:
+        hints = (
+            f"wait; it expires {lease.EXPIRES} s after its last heartbeat",
+            f"gpufleet change unlock {host} --reason TEXT",
+        )
+    row = ErrorRow(where=host, message=message, hint=hints[0])
+    return LeaseHeld("a lease is held by another run", where=host, hints=hints, rows=(row,))
+
+
+def _told(outcome: Exit | Lost, host: HostName) -> Answer:
+    if isinstance(outcome, Lost):
+        raise HostUnreachable(outcome.reason, where=host)
+    answer = lease.parse(outcome)
+    if answer is None:
+        raise PreflightFailed(
+            "the host gave no answer about its lease", where=host, hints=(_last_line(outcome),)
+        )
+    return answer
+
+
+def _last_line(answer: Exit) -> str:
+    return next((line for line in reversed(answer.stderr.splitlines()) if line.strip()), "")
