@@ -5,7 +5,7 @@ So a run that was interrupted while it published is finished by whoever resumes 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
@@ -13,7 +13,7 @@ from gpufleet.change.flow import OnCommit
 from gpufleet.deploy.plan import DeployPlan
 from gpufleet.deploy.replicas import Present
 from gpufleet.engine.model import Engine
-from gpufleet.errors import FleetError
+from gpufleet.errors import FleetError, UsageError
 from gpufleet.names import PoolName, RunId
 from gpufleet.pools import document, membership, record
 from gpufleet.pools.model import Endpoint, Pool
@@ -109,3 +109,21 @@ def publish(
     """Put the pool into the route table; the generation it is in."""
     route = membership.route(pool, endpoints, key=key, health=health, metrics=metrics)
     return store.publish(lambda table: membership.with_pool(table, route)).generation
+
+
+def republish(store: PoolStore, name: PoolName, alter: Callable[[Pool], Pool]) -> int:
+    """Change what is said of a deployed pool, hosts untouched; the generation it is in.
+
+    Raises:
+        UsageError: the pool is not deployed.
+    """
+    known = store.record(name)
+    served = next((pool for pool in store.routes().pools if pool.name == name), None)
+    if known is None or served is None or not served.endpoints:
+        raise UsageError(f"pool {name} is not deployed", hints=(f"gpufleet pool deploy {name}",))
+    pool, first = alter(record.pool_of(known)), served.endpoints[0]
+    generation = publish(
+        store, pool, record.endpoints_of(known), key=first.key, health=first.health, metrics=first.metrics
+    )
+    store.save(name, msgspec.structs.replace(known, pool=document.from_model(pool)))
+    return generation

@@ -1,0 +1,146 @@
+"""From options, definitions and saved plans to the pool that somebody asks for."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from gpufleet.cli.console import note
+from gpufleet.deploy.flow import Prepared
+from gpufleet.deploy.plan import fingerprint
+from gpufleet.errors import StalePlan, UsageError
+from gpufleet.inventory.model import Inventory
+from gpufleet.located import Located, Problems
+from gpufleet.names import PoolName, ReplicaId
+from gpufleet.pools.document import NAME, from_model, to_model
+from gpufleet.pools.load import definitions, from_file, named, unknown
+from gpufleet.pools.model import Pool
+from gpufleet.pools.record import pool_of
+from gpufleet.pools.store import PoolStore
+
+
+def changes_of(  # the options of two commands, in their order
+    model: str,
+    hosts: list[str] | None,
+    replicas: int | None,
+    algorithm: str,
+    image: str,
+    engine_arg: list[str] | None,
+    gpus: int | None,
+    mig: str,
+) -> dict[str, object]:
+    """What the options say, in the shape of a definition."""
+    if gpus is not None and mig:
+        raise UsageError("`--gpus` and `--mig` exclude each other")
+    options = {"model": model, "algorithm": algorithm, "hosts": hosts, "replicas": replicas}
+    said: dict[str, object] = {key: value for key, value in options.items() if value}
+    if replicas == 0:
+        raise UsageError(
+            "`--replicas 0` serves nothing", hints=("`gpufleet pool delete NAME` takes a pool away",)
+        )
+    engine = {key: value for key, value in (("image", image), ("args", engine_arg)) if value}
+    if engine:
+        said["engine"] = engine
+    if gpus is not None or mig:
+        said["slice"] = {"gpus": gpus} if gpus is not None else {"mig": mig}
+    return said
+
+
+def base(inventory: Inventory, store: PoolStore, name: str, file: Path | None) -> Pool | None:
+    """What is known of a pool before options: the file, the definition, or what was deployed."""
+    if file is not None:
+        return from_file(file, name)
+    if not name:
+        raise UsageError("which pool?", hints=("give its NAME, or a definition with `-f POOL.YAML`",))
+    if not NAME.fullmatch(name):
+        raise UsageError(f"`{name}` is no pool name", hints=("letters, digits, `-`, `_` and `.`",))
+    defined = named(inventory, name)
+    if defined is not None:
+        return defined
+    known = store.record(PoolName(name))
+    return pool_of(known, str(store.record_path(PoolName(name)))) if known is not None else None
+
+
+def wanted(
+    inventory: Inventory, store: PoolStore, name: str, file: Path | None, changes: Mapping[str, object]
+) -> Pool:
+    """The pool that a command line asks for; options win over the definition."""
+    found = base(inventory, store, name, file)
+    if found is None and "model" not in changes:
+        raise unknown(name, known_names(inventory, store))
+    if found is not None and not changes:
+        return found
+    plain: dict[str, object] = from_model(found) if found is not None else {"pool": name}
+    engine = {**_mapping(plain.get("engine")), **_mapping(changes.get("engine"))}
+    plain = {**plain, **changes, **({"engine": engine} if engine else {})}
+    problems = Problems()
+    pool = to_model(Located.of(plain, "command line"), problems)
+    problems.raise_if_any("the options do not make a pool")
+    if pool is None:
+        raise AssertionError("a definition without a problem makes a pool")
+    return pool
+
+
+def _mapping(value: object) -> Mapping[str, object]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def known_names(inventory: Inventory, store: PoolStore) -> tuple[str, ...]:
+    """Every pool that is defined, deployed or served."""
+    served = {pool.name for pool in store.routes().pools}
+    return tuple(sorted({*definitions(inventory), *store.names(), *served}))
+
+
+def save(prepared: Prepared, path: Path) -> None:
+    """What `deploy --plan` needs: the definition, and the hash of the facts that the plan rests on."""
+    saved = {"version": 1, "pool": from_model(prepared.plan.pool), "fingerprint": fingerprint(prepared.facts)}
+    try:
+        path.write_text(json.dumps(saved, indent=2) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise UsageError(
+            f"the plan was not saved: {(error.strerror or str(error)).lower()}", where=str(path)
+        ) from error
+    note(f"saved to {path}")
+
+
+def saved(path: Path) -> tuple[Pool, str]:
+    """The definition and the fingerprint of a saved plan."""
+    try:
+        saved = json.loads(path.read_text(encoding="utf-8"))
+        version, plain, expected = saved["version"], saved["pool"], str(saved["fingerprint"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UsageError(
+            "this is no saved plan", where=str(path), hints=("`pool plan --save` writes one",)
+        ) from error
+    if version != 1:
+        raise UsageError(f"plan version {version} is not known here", where=str(path))
+    problems = Problems()
+    pool = to_model(Located.of(plain, str(path)), problems)
+    problems.raise_if_any("the saved plan is wrong")
+    if pool is None:
+        raise AssertionError("a definition without a problem makes a pool")
+    return pool, expected
+
+
+def refuse_stale(prepared: Prepared, expected: str, path: Path | None) -> None:
+    """Raises StalePlan when the facts are not those of the saved plan."""
+    if expected and fingerprint(prepared.facts) != expected:
+        raise StalePlan(
+            "the hosts moved since this plan was saved; nothing was changed",
+            where=str(path),
+            hints=("look at the difference with `gpufleet pool plan`, and save it again",),
+        )
+
+
+def weights_of(words: Sequence[str]) -> dict[ReplicaId, int]:
+    """`HOST/N=WEIGHT` words."""
+    found: dict[ReplicaId, int] = {}
+    for word in words:
+        replica, equals, number = word.rpartition("=")
+        if not equals or "/" not in replica or not number.isdigit() or int(number) > 1000:
+            raise UsageError(
+                f"`--weight {word}` is not HOST/N=WEIGHT", hints=("for example gpu-01/0=4, 1000 at most",)
+            )
+        found[ReplicaId(replica)] = int(number)
+    return found
