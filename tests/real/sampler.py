@@ -4,11 +4,11 @@ and of every docker and ssh program, recorded."""
 from __future__ import annotations
 
 import contextlib
-import os
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Self
 
 from tests.real import cgroups, faults
 from tests.real.fleet import Fleet
@@ -34,7 +34,7 @@ class Sampler:
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._loop, daemon=True)
 
-    def __enter__(self) -> Sampler:
+    def __enter__(self) -> Self:
         self._thread.start()
         return self
 
@@ -44,12 +44,12 @@ class Sampler:
 
     def _loop(self) -> None:
         marks = [host.process() for host in self._fleet.hosts.values()]
-        spaces = {os.readlink(f"/proc/{mark.pid}/ns/pid") for mark in marks if mark is not None}
+        spaces = {Path(f"/proc/{mark.pid}/ns/pid").readlink() for mark in marks if mark is not None}
         while not self._stop.wait(0.005):
             self.rounds += 1
             for pid in cgroups.members(self._fleet.site.name):
                 with contextlib.suppress(OSError):
-                    if os.readlink(f"/proc/{pid}/ns/pid") not in spaces:
+                    if Path(f"/proc/{pid}/ns/pid").readlink() not in spaces:
                         continue
                     for name in ("cmdline", "environ"):
                         text = Path(f"/proc/{pid}/{name}").read_bytes().replace(b"\0", b" ")

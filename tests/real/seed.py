@@ -19,6 +19,16 @@ storage: {filesystem: {rootdirectory: /var/lib/registry}, delete: {enabled: true
 http: {addr: ':5000'}
 """
 
+LIMITED = "runc-within-limits"
+CAP_SYS_RESOURCE = 24
+
+
+def may_raise_limits() -> bool:
+    """Whether root here may raise resource limits, which containers with `--ulimit` need."""
+    status = Path("/proc/self/status").read_text()
+    bounding = next(line.split()[1] for line in status.splitlines() if line.startswith("CapBnd:"))
+    return bool(int(bounding, 16) >> CAP_SYS_RESOURCE & 1)
+
 
 def make(
     seed: Path, *, name: str, address: str, registry: str, public_key: str, gpus: Sequence[tuple[str, str]]
@@ -28,7 +38,16 @@ def make(
         (seed / folder).mkdir(parents=True)
     key = seed / "etc/ssh/ssh_host_ed25519_key"
     run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", name, "-f", key)
-    daemon = {"insecure-registries": [registry], "storage-driver": "overlay2", "shutdown-timeout": 5}
+    daemon: dict[str, object] = {
+        "insecure-registries": [registry],
+        "storage-driver": "overlay2",
+        "shutdown-timeout": 5,
+    }
+    if not may_raise_limits():
+        daemon |= {
+            "runtimes": {"within-limits": {"path": f"/usr/local/sbin/{LIMITED}"}},
+            "default-runtime": "within-limits",
+        }
     contents = {
         "etc/hostname": f"{name}\n",
         "etc/hosts": f"127.0.0.1 localhost\n{address} {name}\n",
@@ -39,7 +58,8 @@ def make(
     }
     for path, content in contents.items():
         (seed / path).write_text(content)
-    shutil.copy(HOST_FILES / "systemctl", seed / "usr/local/sbin/systemctl")
+    for program in ("systemctl", LIMITED):
+        shutil.copy(HOST_FILES / program, seed / "usr/local/sbin" / program)
     for program in ("nvidia-smi", "nvidia-ctk", "nvidia-container-runtime-hook"):
         shutil.copy(HOST_FILES / program, seed / "usr/bin" / program)
     _authorize(seed, public_key)
