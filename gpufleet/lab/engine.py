@@ -61,11 +61,11 @@ class RunningEngine:
 
     model: EngineModel
     sockets: list[socket.socket] = field(default_factory=list)
-    servers: list[asyncio.Server] = field(default_factory=list)
     connections: set[Connection] = field(default_factory=set)
     askers: set[asyncio.Task[None]] = field(default_factory=set)
     freed: asyncio.Event = field(default_factory=asyncio.Event)
     life: asyncio.Task[None] | None = None
+    closed: bool = False
 
     @property
     def addresses(self) -> tuple[tuple[str, int], ...]:
@@ -114,6 +114,7 @@ class EngineServer:
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
         self._running: set[RunningEngine] = set()
+        self._accepting: set[asyncio.Task[Any]] = set()
         self._thread = threading.Thread(target=self._loop.run_forever, name="lab-engines", daemon=True)
         self._thread.start()
 
@@ -204,21 +205,32 @@ class EngineServer:
             return
         try:
             for bound in running.sockets:
-                server = await self._loop.create_server(
-                    lambda: Connection(running, deliver), sock=bound.dup(), backlog=1024
-                )
-                running.servers.append(server)
+                bound.listen(1024)
+                self._loop.add_reader(bound, self._accept, running, bound)
         except OSError as error:  # two may bind one port before the first of them listens
             _port_taken(model, error)
             _close(running)
 
+    def _accept(self, running: RunningEngine, listener: socket.socket) -> None:
+        """Take one connection. An asyncio.Server is not used: closed while it accepts, it leaks what it accepted."""
+        with suppress(BlockingIOError, InterruptedError, ConnectionAbortedError):
+            accepted, _ = listener.accept()
+            accepted.setblocking(False)
+            work = self._loop.create_task(
+                self._loop.connect_accepted_socket(lambda: Connection(running, deliver), accepted)
+            )
+            self._accepting.add(work)
+            work.add_done_callback(self._accepting.discard)
+
     async def _end_all(self) -> None:
         for running in list(self._running):
             await self._end(running, 0)
+        # what is just being accepted must come to its end: `Connection` closes it then
         rest = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in rest:
-            task.cancel()
-        await asyncio.gather(*rest, return_exceptions=True)
+        if rest:
+            await asyncio.wait(rest, timeout=PATIENCE / 2)
+        for _ in range(3):  # transports close their sockets in a later round of the loop
+            await asyncio.sleep(0)
 
     async def _end(self, running: RunningEngine, status: int) -> None:
         running.model.stop(self._loop.time(), status)
@@ -236,6 +248,7 @@ def _bound(address: str, port: int) -> socket.socket:
     try:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         bound.bind((address, port))
+        bound.setblocking(False)
     except OSError:
         bound.close()
         raise
@@ -249,15 +262,15 @@ def _port_taken(model: EngineModel, error: OSError) -> None:
 
 
 def _close(running: RunningEngine) -> None:
-    for server in running.servers:
-        server.close()
+    running.closed = True
     for bound in running.sockets:
-        bound.close()
+        if bound.fileno() >= 0:
+            asyncio.get_running_loop().remove_reader(bound)
+            bound.close()
     for connection in list(running.connections):
         connection.abort()
     for asker in running.askers:
         asker.cancel()
-    running.servers.clear()
 
 
 @dataclass(slots=True)

@@ -47,6 +47,8 @@ class Connection(asyncio.Protocol):
         assert isinstance(transport, asyncio.Transport)  # noqa: S101  # a stream listener makes nothing else
         self._transport = transport
         self._running.connections.add(self)
+        if self._running.closed:
+            transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002  # asyncio's signature
         self._running.connections.discard(self)
