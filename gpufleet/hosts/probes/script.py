@@ -38,11 +38,7 @@ PATH=$PATH:/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin
 export PATH
 home=${{HOME:-/}}
 limit=
-if timeout -k 5 {PROBE_SECONDS} true 2>/dev/null; then
-  limit='timeout -k 5 {PROBE_SECONDS}'
-elif timeout {PROBE_SECONDS} true 2>/dev/null; then
-  limit='timeout {PROBE_SECONDS}'
-fi
+if command -v timeout >/dev/null 2>&1; then limit='timeout {PROBE_SECONDS}'; fi
 begin() {{
   printf '@@gf begin %s\\n' "$1"
   printf '@@gf begin %s\\n' "$1" >&2
@@ -80,9 +76,9 @@ locate() {{
 }}
 
 begin system
-printf 'user=%s\\nuid=%s\\nhome=%s\\n' "$(id -un 2>/dev/null)" "$(id -u)" "$home"
-printf 'hostname=%s\\nkernel=%s\\narchitecture=%s\\n' "$(uname -n)" "$(uname -r)" "$(uname -m)"
-printf 'boot_id=%s\\n' "$(cat /proc/sys/kernel/random/boot_id 2>/dev/null)"
+boot=
+if [ -r /proc/sys/kernel/random/boot_id ]; then read -r boot </proc/sys/kernel/random/boot_id; fi
+printf 'id=%s\\nhome=%s\\nuname=%s\\nboot_id=%s\\n' "$(id)" "$home" "$(uname -n -r -m)" "$boot"
 devices=0
 for file in /sys/bus/pci/devices/*/vendor; do
   [ -r "$file" ] || continue
@@ -126,8 +122,8 @@ elif locate "$wanted" ''; then
   path=$found
   kind=$wanted
 fi
-real=
-if [ -n "$path" ]; then real=$(readlink -f "$path" 2>/dev/null); fi
+real=$path
+if [ -h "$path" ]; then real=$(readlink -f "$path" 2>/dev/null); fi
 printf 'kind=%s\\npath=%s\\nreal=%s\\n' "$kind" "$path" "$real"
 end runtime 0
 
@@ -242,14 +238,17 @@ else
 fi
 
 begin disks
-for place in / "$root" "$home"; do
-  if [ -n "$place" ]; then
-    printf 'path=%s\\n' "$place"
-    $limit df -P -k "$place" </dev/null
-  fi
+set -- /
+for place in "$root" "$home"; do
+  if [ -n "$place" ] && [ -d "$place" ]; then set -- "$@" "$place"; fi
 done
-end disks 0
-probe listening ss -Htln
+printf 'path=%s\\n' "$@"
+$limit df -P -k "$@" </dev/null
+end disks "$?"
+begin listening
+ss -Htln </dev/null
+status=$?
+end listening "$status"
 if [ "$status" -ne 0 ]; then
   probe sockets cat /proc/net/tcp /proc/net/tcp6
 fi

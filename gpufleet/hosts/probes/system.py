@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from gpufleet.hosts.model import DiskFact, Fact, Known, Unknown
 from gpufleet.hosts.probes.script import Section
 
-_DISK = re.compile(r"\s(\d{1,18})\s+(-?\d{1,18})\s+(-?\d{1,18})\s+(?:\d{1,3}%|-)\s+/", re.ASCII)
+_DISK = re.compile(r"\s(\d{1,18})\s+(-?\d{1,18})\s+(-?\d{1,18})\s+(?:\d{1,3}%|-)\s+(/.*)$", re.ASCII)
+_USER = re.compile(r"^uid=(\d{1,10})(?:\(([^)]+)\))?", re.ASCII)
 _SECONDS = re.compile(r"^-?\d{1,12}$", re.ASCII)
 _LISTEN = "0A"
 """State of a listening socket in /proc/net/tcp."""
@@ -49,11 +50,22 @@ def pairs(text: str) -> Mapping[str, str]:
 
 
 def parse_value(section: Section | None, name: str) -> Fact[str]:
-    """One value of the section `system`."""
+    """One value of the section `system`: `user`, `hostname`, `kernel`, `architecture`, or one it names itself."""
     if section is None:
         return Unknown("the host gave no answer to it")
-    value = pairs(section.text).get(name, "")
+    told = pairs(section.text)
+    uname = told.get("uname", "").split()
+    derived = {"user": _user(told.get("id", ""))}
+    if len(uname) == 3:
+        derived |= dict(zip(("hostname", "kernel", "architecture"), uname, strict=True))
+    value = derived.get(name, told.get(name, ""))
     return Known(value) if value else Unknown(f"the host did not tell its {name.replace('_', ' ')}")
+
+
+def _user(text: str) -> str:
+    """The name in `uid=1000(ops) gid=...`, the number where there is no name."""
+    found = _USER.match(text)
+    return (found[2] or found[1]) if found else ""
 
 
 def parse_sudo(section: Section | None) -> Fact[bool]:
@@ -66,18 +78,25 @@ def parse_sudo(section: Section | None) -> Fact[bool]:
 
 
 def parse_disks(section: Section | None) -> Fact[tuple[DiskFact, ...]]:
-    """`df -P -k` under a line `path=...` for each path; a path without an answer is left out."""
+    """Lines of `path=...`, then one row of `df -P -k` for each in this order.
+
+    When rows are missing, which ones is not told, and only the root's own row is believed.
+    """
     if section is None:
         return Unknown("df gave no answer")
-    found: dict[str, DiskFact] = {}
-    path = ""
-    for line in section.text.splitlines():
-        if line.startswith("path="):
-            path = line.removeprefix("path=")
-        elif path and path not in found and (row := _DISK.search(line)):
-            total, available = int(row[1]), int(row[3])
-            found[path] = DiskFact(path=path, free_mib=max(0, available) // 1024, total_mib=total // 1024)
-    return Known(tuple(found.values())) if found else Unknown(f"df: {section.reason()}")
+    lines = section.text.splitlines()
+    paths = [line.removeprefix("path=") for line in lines if line.startswith("path=")]
+    rows = [row for line in lines if not line.startswith("path=") and (row := _DISK.search(line))]
+    if len(rows) != len(paths):
+        paths, rows = ["/"], [row for row in rows if row[4].strip() == "/"][:1]
+    if not rows:
+        said = section.errors.strip().splitlines()
+        return Unknown(f"df: {said[0]}" if said else "df gave no row of the root file system")
+    found = {
+        path: DiskFact(path=path, free_mib=max(0, int(row[3])) // 1024, total_mib=int(row[1]) // 1024)
+        for path, row in zip(paths, rows, strict=True)
+    }
+    return Known(tuple(found.values()))
 
 
 def parse_ports(listening: Section | None, sockets: Section | None) -> Fact[frozenset[int]]:

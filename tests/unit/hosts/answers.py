@@ -13,12 +13,9 @@ from gpufleet.names import HostName
 TABLES = Path(__file__).parents[2] / "tables" / "probes"
 
 SYSTEM = """\
-user=ops
-uid=1000
+id=uid=1000(ops) gid=1000(ops) groups=1000(ops),27(sudo)
 home=/home/ops
-hostname=gpu-01
-kernel=6.1.0-31-amd64
-architecture=x86_64
+uname=gpu-01 6.1.0-31-amd64 x86_64
 boot_id=7b0c2a55-3f4e-4b5c-9f1a-0d6a5c9f2e11
 nvidia_devices=2
 module=loaded"""

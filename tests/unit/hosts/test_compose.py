@@ -303,7 +303,7 @@ def test_root_answers_for_the_runtime_alone():
     refused = healthy() | {"version": section("version", "permission denied", status=1)}
     refused.pop("info")
     refused.pop("containers")
-    root = healthy() | {"system": section("system", "user=root\nhome=/root")}
+    root = healthy() | {"system": section("system", "id=uid=0(root) gid=0(root)\nhome=/root")}
     from gpufleet.hosts.compose import compose
     from gpufleet.names import HostName
 
