@@ -147,9 +147,27 @@ exit 0
 """
 
 REMOVE = """
-runtime=$1 id=$2 grace=$3
+runtime=$1 id=$2 grace=$3 metrics=$4 busy=$5 pause=$6 limit=$7
 ids=$("$runtime" ps -aq --no-trunc --filter "id=$id") || exit 1
 [ -n "$ids" ] || exit 0
+no_proxy='*' NO_PROXY='*'
+export no_proxy NO_PROXY
+waited=0 silent=0
+state=$("$runtime" inspect --format '{{.State.Status}}' "$id")
+if [ "$state" = running ] && [ -n "$metrics" ] && command -v curl >/dev/null 2>&1; then
+  sleep "$pause"
+  while [ "$waited" -lt "$limit" ] && [ "$silent" -lt 3 ]; do
+    if page=$(curl -s -f -m 5 "$metrics"); then
+      silent=0
+      at_work=$(printf '%s\\n' "$page" | grep -E "$busy" | grep -v -E ' 0(\\.0*)?$')
+      [ -n "$at_work" ] || break
+    else
+      silent=$((silent + 1))
+    fi
+    sleep 1
+    waited=$((waited + 1))
+  done
+fi
 "$runtime" stop -t "$grace" "$id" >/dev/null
 "$runtime" rm -f -v "$id" >/dev/null
 ids=$("$runtime" ps -aq --no-trunc --filter "id=$id") || exit 1
@@ -306,9 +324,27 @@ def policies(dialect: Dialect, run: RunId, steps: tuple[StepId, ...]) -> Command
     return dialect.script(POLICIES, run, *steps, mutates=False)
 
 
-def remove(dialect: Dialect, container: str, grace: int) -> Command:
-    """Stop and remove one container by its full id."""
-    return dialect.script(REMOVE, container, str(grace), mutates=True, timeout=grace + 2 * QUICK)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drain:
+    """How long a replica may finish what it has.
+
+    Attributes:
+        metrics: its metrics page as the host reaches it; nothing is waited for without one, or when it does not run.
+        busy: regular expression of the lines whose value is 0 when it has nothing to do.
+        pause: seconds in which every proxy reads the new route table.
+        limit: seconds until it is stopped whatever it does; three silent answers in a row end the wait too.
+    """
+
+    metrics: str
+    busy: str
+    pause: int = 2
+    limit: int = 600
+
+
+def remove(dialect: Dialect, container: str, grace: int, drain: Drain) -> Command:
+    """Let one container finish, then stop and remove it; `container` is a full id."""
+    words = (container, str(grace), drain.metrics, drain.busy, str(drain.pause), str(drain.limit))
+    return dialect.script(REMOVE, *words, mutates=True, timeout=drain.limit + grace + 2 * QUICK)
 
 
 def by_id(dialect: Dialect, container: str) -> Command:

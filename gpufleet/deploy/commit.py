@@ -11,10 +11,11 @@ import msgspec
 
 from gpufleet.change.flow import OnCommit
 from gpufleet.deploy.plan import DeployPlan
-from gpufleet.deploy.replicas import Present
+from gpufleet.deploy.replicas import Present, bind_address, url_of
 from gpufleet.engine.model import Engine
 from gpufleet.errors import FleetError, UsageError
-from gpufleet.names import PoolName, RunId
+from gpufleet.inventory.model import Host
+from gpufleet.names import HostName, PoolName, RunId
 from gpufleet.pools import document, membership, record
 from gpufleet.pools.model import Endpoint, Pool
 from gpufleet.pools.record import PoolRecord
@@ -31,10 +32,19 @@ class Retiree(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     container: str
     name: str
     replica: str
+    metrics: str = ""
+    busy: str = ""
 
 
 def deploy_context(
-    plan: DeployPlan, *, revision: int, run: RunId, at: str, engine: Engine, key: str
+    plan: DeployPlan,
+    hosts: Mapping[HostName, Host],
+    *,
+    revision: int,
+    run: RunId,
+    at: str,
+    engine: Engine,
+    key: str,
 ) -> dict[str, str]:
     """The context of a deploy's plan."""
     written = PoolRecord(
@@ -51,18 +61,28 @@ def deploy_context(
         "key": key,
         "health": engine.health_path,
         "metrics": engine.metrics_path,
-        "retire": retirees(plan.gone),
+        "retire": retirees(plan.gone, hosts, engine),
     }
 
 
-def delete_context(pool: PoolName, gone: Sequence[Present]) -> dict[str, str]:
+def delete_context(
+    pool: PoolName, gone: Sequence[Present], hosts: Mapping[HostName, Host], engine: Engine
+) -> dict[str, str]:
     """The context of a plan that takes a pool away."""
-    return {"use": DELETE, "pool": pool, "retire": retirees(gone)}
+    return {"use": DELETE, "pool": pool, "retire": retirees(gone, hosts, engine)}
 
 
-def retirees(gone: Sequence[Present]) -> str:
-    """Containers that are to go, as text."""
-    found = [Retiree(one.host, one.container.id, one.container.name, one.replica) for one in gone]
+def retirees(gone: Sequence[Present], hosts: Mapping[HostName, Host], engine: Engine) -> str:
+    """Containers that are to go, as text, with the page that tells when they have nothing left to do."""
+    found: list[Retiree] = []
+    for one in gone:
+        page = ""
+        if one.up and one.container.ports and one.host in hosts:
+            address = bind_address(hosts[one.host]) or "127.0.0.1"
+            page = url_of(address, one.container.ports[0]) + engine.metrics_path
+        found.append(
+            Retiree(one.host, one.container.id, one.container.name, one.replica, page, engine.busy_metrics)
+        )
     return msgspec.json.encode(found).decode()
 
 
@@ -91,6 +111,8 @@ def finish_commit(store: PoolStore) -> OnCommit:
                 name = context["pool"]
                 store.publish(lambda table: membership.without_pool(table, name))
                 store.forget(PoolName(name))
+            case "retire":
+                pass  # what it removes was unpublished before it began
             case other:
                 raise FleetError(f"run {run} was made by something this gpufleet does not know: {other}")
 

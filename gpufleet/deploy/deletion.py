@@ -50,7 +50,7 @@ def prepare_deletion(tools: Tools, name: PoolName, hosts: Sequence[Host], *, com
         command=command,
         steps=steps,
         fingerprint=fingerprint({step.host: facts[step.host] for step in steps}),
-        context=commit.delete_context(name, gone),
+        context=commit.delete_context(name, gone, tools.inventory.hosts, tools.engine),
     )
     run = journal_file.new_run_id(tools.change.clock)
     return Deletion(pool=name, plan=plan, gone=gone, facts=facts, run=run)

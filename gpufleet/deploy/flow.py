@@ -95,6 +95,7 @@ def carry_out(tools: Tools, prepared: Prepared) -> Done:
         return Done(outcome="no_change", generation=tools.store.routes().generation, hosts=served(plan))
     context = commit.deploy_context(
         plan,
+        tools.inventory.hosts,
         revision=prepared.revision,
         run=prepared.run,
         at=tools.change.clock.now().isoformat(timespec="seconds"),

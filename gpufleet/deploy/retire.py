@@ -11,9 +11,10 @@ from dataclasses import dataclass
 
 from gpufleet.change.flow import Tools, run_change
 from gpufleet.change.model import Plan, Step
-from gpufleet.deploy.commands import Dialect
+from gpufleet.deploy.commands import Dialect, Drain
 from gpufleet.deploy.commit import Retiree
 from gpufleet.deploy.steps import remove_step
+from gpufleet.engine.vllm import STOP_TIMEOUT
 from gpufleet.errors import ErrorRow, FleetError
 from gpufleet.hosts.model import HostFacts, Known
 from gpufleet.names import HostName, RunId
@@ -45,7 +46,14 @@ def retire(
             leftovers.append(_left(one, "the host was not looked at"))
             continue
         steps.append(
-            remove_step(HostName(one.host), one.container, one.replica, Dialect.of(host.runtime.value))
+            remove_step(
+                HostName(one.host),
+                one.container,
+                replica=one.replica,
+                dialect=Dialect.of(host.runtime.value),
+                drain=Drain(metrics=one.metrics, busy=one.busy),
+                grace=STOP_TIMEOUT,
+            )
         )
     runs: list[RunId] = []
     while steps:

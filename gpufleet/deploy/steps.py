@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from gpufleet.change.model import Check, Irreversible, Step
 from gpufleet.deploy import commands, gate
-from gpufleet.deploy.commands import Dialect
+from gpufleet.deploy.commands import Dialect, Drain
 from gpufleet.deploy.replicas import LABEL, New, Present, bind_address, slice_label, slot_name, url_of
 from gpufleet.engine.model import EngineContainer
 from gpufleet.inventory.model import Host
@@ -185,13 +185,15 @@ def _settle_step(run: RunId, dialect: Dialect, starts: Sequence[Step], after: fr
     )
 
 
-def remove_step(host: HostName, container: str, replica: str, dialect: Dialect, grace: int = 90) -> Step:
-    """Remove a replica that nobody is sent to any more; `container` is a full id."""
+def remove_step(
+    host: HostName, container: str, *, replica: str, dialect: Dialect, drain: Drain, grace: int
+) -> Step:
+    """Let a replica that nobody is sent to any more finish, and remove it; `container` is a full id."""
     return Step(
         id=StepId(f"remove-{host}-{container[:12]}"),
         host=host,
         title=f"remove {replica} (container {container[:12]})",
-        do=(commands.remove(dialect, container, grace),),
+        do=(commands.remove(dialect, container, grace, drain),),
         undo=Irreversible("what replaced it serves already"),
         verify=Check(look=commands.by_id(dialect, container), expect="nothing-left"),
         phase="remove",

@@ -55,6 +55,11 @@ class Engine(Protocol):
         ...
 
     @property
+    def busy_metrics(self) -> str:
+        """Extended regular expression of the metric lines that are 0 when no request is under way."""
+        ...
+
+    @property
     def owned_flags(self) -> Mapping[str, str]:
         """Flags that gpufleet writes itself, with what a person should use instead."""
         ...

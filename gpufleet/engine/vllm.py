@@ -85,6 +85,7 @@ class Vllm:
 
     health_path: str = "/health"
     metrics_path: str = "/metrics"
+    busy_metrics: str = "^vllm:num_requests_(running|waiting)"
     default_image: str = "vllm/vllm-openai:latest"
 
     @property
