@@ -18,7 +18,7 @@ import math
 import queue
 import socket
 import threading
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -26,8 +26,9 @@ from typing import Any, Protocol, Self, TypeVar
 
 from gpufleet.clock import SystemClock
 from gpufleet.lab.engine_connection import Connection
-from gpufleet.lab.engine_memory import KILLED, Plan, as_planned
 from gpufleet.lab.engine_model import EngineModel, Phase
+from gpufleet.lab.engines import is_engine
+from gpufleet.lab.simhost import Answer
 from gpufleet.lab.vllm import log
 from gpufleet.lab.vllm.api import Reply, Request
 from gpufleet.lab.vllm.spec import EngineSpec, Mode, parse_spec
@@ -162,8 +163,10 @@ class EngineServer:
         """Behave otherwise from the next request on."""
         self._loop.call_soon_threadsafe(running.model.change_mode, mode)
 
-    def ask(self, running: RunningEngine, request: Request) -> tuple[Reply, Iterator[bytes]]:
-        """One request from another thread, without a socket; an empty piece means that a second has passed.
+    def ask(
+        self, running: RunningEngine, request: Request, sleep: Callable[[float], None]
+    ) -> tuple[Reply, Iterator[bytes]]:
+        """One request from another thread, without a socket; `sleep` is how that thread waits.
 
         Raises:
             ConnectionRefusedError: it is not ready.
@@ -172,7 +175,7 @@ class EngineServer:
         task = asyncio.run_coroutine_threadsafe(sink.feed(running, request), self._loop)
         first = sink.items.get(timeout=PATIENCE)
         if isinstance(first, Reply):
-            return first, sink.pieces(task.cancel)
+            return first, sink.pieces(sleep, task.cancel)
         raise first if isinstance(first, BaseException) else ConnectionResetError("the engine ended")
 
     def close(self) -> None:
@@ -302,14 +305,14 @@ class _QueueSink:
             work.cancel()
             running.askers.discard(work)
 
-    def pieces(self, leave: Callable[[], object]) -> Iterator[bytes]:
+    def pieces(self, sleep: Callable[[float], None], leave: Callable[[], object]) -> Iterator[bytes]:
         """The body, in the thread that asked; leaving early ends the request."""
         try:
             while True:
                 try:
-                    item = self.items.get(timeout=1.0)
+                    item = self.items.get_nowait()
                 except queue.Empty:
-                    yield b""
+                    sleep(0.005)
                     continue
                 if item is None:
                     return
@@ -323,26 +326,34 @@ class _QueueSink:
 
 @dataclass(slots=True)
 class ServedEngines:
-    """Implements `lab.simhost.EngineHost` with real servers; see `engine_memory.MemoryEngines` for the fields."""
+    """Implements `lab.simhost.EngineHost` with real servers; what is no vLLM lives and prints nothing.
+
+    Attributes:
+        base: times, and anything else that the command line does not say.
+        engines: by container id; None for what is no vLLM.
+    """
 
     server: EngineServer
     base: EngineSpec = field(default_factory=EngineSpec)
-    plan: Plan = as_planned
-    engines: dict[str, RunningEngine] = field(default_factory=dict)
+    engines: dict[str, RunningEngine | None] = field(default_factory=dict)
 
     def launch(
         self, container_id: str, argv: tuple[str, ...], env: Mapping[str, str], bind: tuple[str, ...]
     ) -> None:
         """Begin a process that listens on every address of `bind` (`127.77.0.1:8000`, `[::1]:8000`)."""
         self.end(container_id)
-        spec = self.plan(container_id, parse_spec(argv, env, self.base))
-        self.engines[container_id] = self.server.start([_split(text) for text in bind], spec)
+        self.engines[container_id] = None
+        if is_engine(argv):
+            spec = parse_spec(argv, env, self.base)
+            self.engines[container_id] = self.server.start([_split(text) for text in bind], spec)
 
     def end(self, container_id: str) -> None:
         """End it; its log stays."""
         running = self.engines.get(container_id)
         if running is not None:
             self.server.stop(running)
+        else:
+            self.engines.pop(container_id, None)
 
     def logs(self, container_id: str) -> str:
         """What it has printed since its last launch."""
@@ -352,12 +363,21 @@ class ServedEngines:
     def alive(self, container_id: str) -> int | None:
         """None while it lives, else its exit code."""
         running = self.engines.get(container_id)
-        return self.server.exit_code(running) if running else KILLED
+        if running is not None:
+            return self.server.exit_code(running)
+        return None if container_id in self.engines else 0
 
     def http(
-        self, container_id: str, method: str, path: str, headers: Mapping[str, str], body: bytes
-    ) -> tuple[int, Mapping[str, str], Iterable[bytes]]:
-        """One request from inside the host; an empty piece of the body means that a second has passed.
+        self,
+        container_id: str,
+        method: str,
+        path: str,
+        headers: Mapping[str, str],
+        body: bytes,
+        *,
+        sleep: Callable[[float], None],
+    ) -> Answer:
+        """One request from inside the host.
 
         Raises:
             ConnectionRefusedError: it does not listen.
@@ -366,7 +386,7 @@ class ServedEngines:
         if running is None or self.server.state(running) is not Phase.READY:
             raise ConnectionRefusedError("nothing listens on the engine's port")
         lowered = {name.lower(): value for name, value in headers.items()}
-        reply, pieces = self.server.ask(running, Request(method, path, lowered, body))
+        reply, pieces = self.server.ask(running, Request(method, path, lowered, body), sleep)
         return reply.status, reply.headers, pieces
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import socket
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Iterator
 
 import httpx
 import pytest
 
 from gpufleet.lab.engine import EngineServer, RunningEngine, ServedEngines
 from gpufleet.lab.engine_model import Phase
+from gpufleet.lab.simhost import EngineHost
 from gpufleet.lab.vllm.spec import EngineSpec, Mode
 from gpufleet.redact import Secret
 
@@ -212,30 +213,59 @@ def test_the_engine_host_of_simulated_hosts(server):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    engines = ServedEngines(server, spec())
+    engines: EngineHost = ServedEngines(server, spec())
+
+    def ask(path: str, body: bytes = b"") -> tuple[int, bytes]:
+        method = "POST" if body else "GET"
+        status, _, pieces = engines.http(
+            "c1", method, path, {"Authorization": "Bearer k"}, body, sleep=time.sleep
+        )
+        return status, b"".join(pieces)
+
     engines.launch("c1", ("vllm", "serve", "m"), {"VLLM_API_KEY": "k"}, (f"127.0.0.1:{port}",))
-    until(lambda: listens(engines.engines["c1"]))
-    status, headers, pieces = engines.http("c1", "GET", "/v1/models", {"Authorization": "Bearer k"}, b"")
-    assert (status, headers["content-type"]) == (200, "application/json")
-    assert json.loads(b"".join(pieces))["data"][0]["id"] == "m"
-    body = json.dumps({**CHAT, "stream": True}).encode()
-    _, _, pieces = engines.http("c1", "POST", "/v1/chat/completions", {"authorization": "Bearer k"}, body)
-    assert b"".join(pieces).endswith(b"data: [DONE]\n\n")
+    until(lambda: httpx_answers(port))
+    status, content = ask("/v1/models")
+    assert (status, json.loads(content)["data"][0]["id"]) == (200, "m")
+    assert ask("/v1/chat/completions", json.dumps({**CHAT, "stream": True}).encode())[1].endswith(
+        b"data: [DONE]\n\n"
+    )
     assert engines.alive("c1") is None
     engines.end("c1")
     assert engines.alive("c1") == 0
     with pytest.raises(ConnectionRefusedError):
-        engines.http("c1", "GET", "/health", {}, b"")
+        ask("/health")
     assert "Shutting down" in engines.logs("c1")
+
+
+def httpx_answers(port: int) -> bool:
+    try:
+        return httpx.get(f"http://127.0.0.1:{port}/health").status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+def test_a_container_that_is_no_engine_lives_and_says_nothing(server):
+    engines = ServedEngines(server)
+    engines.launch("c1", ("sleep", "infinity"), {}, ())
+    assert (engines.alive("c1"), engines.logs("c1")) == (None, "")
+    engines.end("c1")
+    assert engines.alive("c1") == 0
 
 
 def test_leaving_an_in_process_answer_is_an_abort(server):
     running = started(server, mode=Mode.HANG)
     engines = ServedEngines(server, engines={"c1": running})
-    body = json.dumps(CHAT).encode()
-    status, _, pieces = engines.http("c1", "POST", "/v1/chat/completions", {}, body)
+    waited: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        waited.append(seconds)
+        if len(waited) == 3:
+            raise TimeoutError
+
+    status, _, pieces = engines.http(
+        "c1", "POST", "/v1/chat/completions", {}, json.dumps(CHAT).encode(), sleep=sleep
+    )
     assert status == 200
-    assert isinstance(pieces, Generator)
-    assert next(pieces) == b""
-    pieces.close()
+    with pytest.raises(TimeoutError):
+        list(pieces)
     until(lambda: running.model.counters.finished["abort"] == 1)

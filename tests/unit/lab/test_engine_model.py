@@ -14,7 +14,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpufleet.engine.questions import chat_body, degenerate, served_names, stream_error, streamed_text
-from gpufleet.lab.engine_memory import MemoryEngines
 from gpufleet.lab.engine_model import EngineModel, Phase, serve
 from gpufleet.lab.vllm.api import Reply, Request
 from gpufleet.lab.vllm.spec import EngineSpec, Mode
@@ -359,33 +358,6 @@ def test_an_engine_that_dies_resets_its_answers(clock):
     model.stop(clock.monotonic(), 137)
     with pytest.raises(ConnectionResetError):
         list(pieces)
-
-
-def test_engines_in_containers(clock):
-    engines = MemoryEngines(clock, EngineSpec(load_seconds=2.0))
-    engines.launch("c1", ("vllm", "serve", "m", "--served-model-name", "chat"), {"VLLM_API_KEY": "k"}, ())
-    with pytest.raises(ConnectionRefusedError):
-        engines.http("c1", "GET", "/health", {}, b"")
-    clock.sleep(2.0)
-    status, _, pieces = engines.http("c1", "GET", "/v1/models", {"Authorization": "Bearer k"}, b"")
-    assert (status, served_names(b"".join(pieces).decode())) == (200, ("chat",))
-    assert engines.alive("c1") is None
-    engines.end("c1")
-    assert engines.alive("c1") == 0
-    assert "Application startup complete." in engines.logs("c1")
-    assert (engines.alive("c2"), engines.logs("c2")) == (137, "")
-
-
-def test_a_plan_changes_what_is_started(clock):
-    from dataclasses import replace
-
-    engines = MemoryEngines(
-        clock, plan=lambda name, spec: replace(spec, mode=Mode.CRASH) if name == "bad" else spec
-    )
-    for name in ("good", "bad"):
-        engines.launch(name, ("vllm", "serve", "m"), {}, ())
-    clock.sleep(60)
-    assert (engines.alive("good"), engines.alive("bad")) == (None, 1)
 
 
 @given(st.text(max_size=200))
