@@ -39,14 +39,29 @@ class AdminConnection(asyncio.Protocol):
         self._reader = RequestReader(64 * 1024)
         self._head: RequestHead | None = None
         self._transport: asyncio.Transport | None = None
+        self._heard_at = 0.0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
+        self._heard_at = self._state.loop.time()
+        self._state.operators.add(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
+        self._state.operators.discard(self)
+
+    def expire(self, now: float) -> None:
+        """Whoever says nothing for long is let go."""
+        if now - self._heard_at > self._state.config.timeouts.idle:
+            self.close()
+
+    def close(self) -> None:
+        """At once."""
+        if self._transport is not None:
+            self._transport.abort()
 
     def data_received(self, data: bytes) -> None:
+        self._heard_at = self._state.loop.time()
         self._reader.feed(data)
         try:
             while self._transport is not None and not self._transport.is_closing():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from types import TracebackType
 
@@ -48,7 +49,8 @@ class ProxyThread:
             self._started.stop()
             self._thread.join(timeout)
             if self._thread.is_alive():
-                self._started.stop()
+                with contextlib.suppress(RuntimeError):  # it ended meanwhile
+                    self._started.stop()
                 self._thread.join(5.0)
         if self._error is not None:
             raise self._error

@@ -29,6 +29,8 @@ from gpufleet.tokens.store import TokenReader
 
 _LOG = logging.getLogger("gpufleet.proxy")
 _BACKLOG = 4096
+_GOODBYES = 5
+"""Turns of the loop until a client that was cut has ended its exchange, and that its connection to the engine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,10 +161,11 @@ class _Server:
         for listener in (self._listener, self._admin):
             if listener is not None:
                 listener.close()
-        for client in tuple(self._state.clients):
-            client.close()
+        for connection in (*self._state.clients, *self._state.operators):
+            connection.close()
         self._state.fleet.close()
-        await asyncio.sleep(0)  # what was closed says goodbye in the next turn of the loop
+        for _ in range(_GOODBYES):
+            await asyncio.sleep(0)
 
     # --- what happens again and again ----------------------------------------------------------------------------
 
@@ -183,8 +186,8 @@ class _Server:
 
     def _look_at_clients(self) -> None:
         now = self._loop.time()
-        for client in tuple(self._state.clients):
-            client.expire(now)
+        for connection in (*self._state.clients, *self._state.operators):
+            connection.expire(now)
 
     def _reload(self) -> None:
         self._read_routes()

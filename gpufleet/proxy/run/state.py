@@ -43,6 +43,7 @@ class ProxyState:
         "in_flight",
         "loop",
         "metrics",
+        "operators",
         "started",
         "stopping",
         "wall",
@@ -56,6 +57,8 @@ class ProxyState:
         self.directory = Directory({}, anonymous=config.allow_anonymous)
         self.dice: Dice = random.Random()
         self.clients: set[Connected] = set()
+        self.operators: set[Connected] = set()
+        """Connections to the admin address."""
         self.in_flight = 0
         """Requests between dispatch and last byte."""
         self.buffered = 0

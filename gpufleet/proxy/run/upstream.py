@@ -113,7 +113,7 @@ class UpstreamConnection(asyncio.Protocol):
         """The answer is whole."""
         self.exchange = None
         transport = self.transport
-        if not reusable or transport is None or transport.is_closing() or transport.get_write_buffer_size():
+        if not reusable or self.owner.closed or transport is None or not _clean(transport):
             self.close()
             return
         self.kept = True
@@ -140,7 +140,7 @@ class UpstreamConnection(asyncio.Protocol):
 class ConnectionPool:
     """All connections to one engine."""
 
-    __slots__ = ("_connecting", "host", "idle", "loop", "open", "port", "timeout")
+    __slots__ = ("_connecting", "closed", "host", "idle", "loop", "open", "port", "timeout")
 
     def __init__(self, host: str, port: int, loop: asyncio.AbstractEventLoop, timeout: float) -> None:
         self.host = host
@@ -150,6 +150,7 @@ class ConnectionPool:
         self.idle: deque[UpstreamConnection] = deque()
         self.open: set[UpstreamConnection] = set()
         self._connecting: set[asyncio.Task[None]] = set()
+        self.closed = False
 
     def take(self, exchange: Exchange) -> UpstreamConnection | None:
         """The connection that was used last, when one is idle."""
@@ -195,11 +196,15 @@ class ConnectionPool:
             self.idle.popleft().close()
 
     def close(self) -> None:
-        """Close everything that is idle and stop connecting; exchanges keep their connections to the end."""
-        for task in tuple(self._connecting):
-            task.cancel()
+        """The member left: close what is idle, keep nothing more. Exchanges go on to their end."""
+        self.closed = True
         while self.idle:
             self.idle.popleft().close()
+
+
+def _clean(transport: asyncio.Transport) -> bool:
+    """Open, and nothing of the last request is still on its way."""
+    return not transport.is_closing() and transport.get_write_buffer_size() == 0
 
 
 def no_delay(transport: asyncio.BaseTransport) -> None:
