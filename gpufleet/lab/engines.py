@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Mapping
 
 from gpufleet.lab.engine_model import EngineModel, serve
-from gpufleet.lab.simhost import LabClock
+from gpufleet.lab.simhost import Answer, LabClock
 from gpufleet.lab.vllm.api import Request
 from gpufleet.lab.vllm.spec import EngineSpec, parse_spec
 
@@ -50,14 +50,21 @@ class ModelEngines:
         return model.exit_code(self._clock.monotonic()) if model is not None else 0
 
     def http(
-        self, container_id: str, method: str, path: str, headers: Mapping[str, str], body: bytes
-    ) -> tuple[int, Mapping[str, str], Iterable[bytes]]:
+        self,
+        container_id: str,
+        method: str,
+        path: str,
+        headers: Mapping[str, str],
+        body: bytes,
+        *,
+        sleep: Callable[[float], None],
+    ) -> Answer:
         """One request; raises `ConnectionRefusedError` while nothing listens."""
         model = self.models.get(container_id)
         if model is None:
             raise ConnectionRefusedError("nothing listens in this container")
         lowered = {name.lower(): value for name, value in headers.items()}
-        return serve(model, Request(method, path, lowered, body), self._clock.monotonic, self._clock.sleep)
+        return serve(model, Request(method, path, lowered, body), self._clock.monotonic, sleep)
 
 
 def is_engine(argv: tuple[str, ...]) -> bool:

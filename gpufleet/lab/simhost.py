@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from enum import Enum
 from hashlib import sha256
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 from gpufleet.lab.simfs import File, SimFs, normal
 
@@ -42,6 +42,10 @@ class Killed(BaseException):
         self.signal = signal
 
 
+Answer: TypeAlias = tuple[int, Mapping[str, str], Iterable[bytes]]
+"""Status, headers, and the body piece by piece."""
+
+
 class EngineHost(Protocol):
     """What runs inside the containers of a host: a model of an engine in memory, or a real server.
 
@@ -67,9 +71,16 @@ class EngineHost(Protocol):
         ...
 
     def http(
-        self, container_id: str, method: str, path: str, headers: Mapping[str, str], body: bytes
-    ) -> tuple[int, Mapping[str, str], Iterable[bytes]]:
-        """One request; raises `ConnectionRefusedError` while it does not listen."""
+        self,
+        container_id: str,
+        method: str,
+        path: str,
+        headers: Mapping[str, str],
+        body: bytes,
+        *,
+        sleep: Callable[[float], None],
+    ) -> Answer:
+        """One request; raises `ConnectionRefusedError` while it does not listen. `sleep` is the caller's own."""
         ...
 
 
@@ -139,9 +150,6 @@ class Listener:
     address: str
     port: int
     container: str = ""
-    reply: (
-        Callable[[str, str, Mapping[str, str], bytes], tuple[int, Mapping[str, str], Iterable[bytes]]] | None
-    ) = None
 
 
 @dataclass(slots=True)

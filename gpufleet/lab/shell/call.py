@@ -55,6 +55,11 @@ class Shared:
     """What a shell and all its subshells have in common."""
 
     deadlines: list[float]
+    """On the script's own time, which begins at 0 and counts what it waited: hosts share a clock, and another
+    one's waiting must not end this one's patience."""
+    elapsed: float = 0.0
+    fuse: int | None = None
+    """Commands after which the power goes, for faults."""
     steps: int = 0
     background: int = 0
     pids: list[int] = field(default_factory=list)
@@ -63,6 +68,10 @@ class Shared:
     """Pid of a parked job and when its sleep ends."""
     finished: dict[int, int] = field(default_factory=dict)
     """Pid of a background job that ended and its status."""
+
+
+class PowerCut(Ending):
+    """The host died in the middle of a script."""
 
 
 class Parked(Ending):

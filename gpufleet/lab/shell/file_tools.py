@@ -300,6 +300,7 @@ def _stat(call: Call) -> int:
             "g": str(uid),
             "s": str(_size(node)),
             "Y": str(int(node.mtime)),
+            "Z": str(int(node.mtime)),
             "n": name,
             "i": str(node.inode),
             "F": {"d": "directory", "l": "symbolic link"}.get(_kind(node), "regular file"),

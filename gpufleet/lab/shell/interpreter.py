@@ -11,7 +11,15 @@ from __future__ import annotations
 
 from gpufleet.lab.shell import builtins
 from gpufleet.lab.shell.arithmetic import ArithmeticFault
-from gpufleet.lab.shell.call import DeadlinePassed, ExitShell, LeaveLoop, Parked, ReturnFunction, Shared
+from gpufleet.lab.shell.call import (
+    DeadlinePassed,
+    ExitShell,
+    LeaveLoop,
+    Parked,
+    PowerCut,
+    ReturnFunction,
+    Shared,
+)
 from gpufleet.lab.shell.expand import Expansion, UnsetVariable
 from gpufleet.lab.shell.launch import Programs
 from gpufleet.lab.shell.parse import parse
@@ -145,6 +153,8 @@ class Shell(Expansion, Programs):
     def execute(self, node: Node) -> int:
         """Run one node; sets and gives the status."""
         self.shared.steps += 1
+        if self.shared.fuse is not None and self.shared.steps > self.shared.fuse:
+            raise PowerCut
         if self.shared.steps > STEPS:
             raise Unsupported(f"more than {STEPS} commands in one script")
         match node:
@@ -379,10 +389,12 @@ class Shell(Expansion, Programs):
 
     def pause(self, seconds: float) -> None:
         """Let time pass; raises when a deadline or a signal comes first, or parks a background job."""
-        now = self.host.clock.monotonic()
-        if self.shared.background:
-            raise Parked(now + seconds)
-        limit = min(self.shared.deadlines, default=float("inf"))
-        self.host.rest(max(0.0, min(seconds, limit - now)), tuple(self.shared.pids))
-        if limit - now < seconds:
+        shared = self.shared
+        if shared.background:
+            raise Parked(shared.elapsed + seconds)
+        limit = min(shared.deadlines, default=float("inf"))
+        slept = max(0.0, min(seconds, limit - shared.elapsed))
+        self.host.rest(slept, tuple(shared.pids))
+        shared.elapsed += slept
+        if slept < seconds:
             raise DeadlinePassed(limit)

@@ -22,8 +22,11 @@ _CLASSES = {
 
 
 @lru_cache(maxsize=1024)
-def translate(pieces: tuple[tuple[str, bool], ...], *, slash: bool = True) -> str:
-    """Regular expression for (text, quoted) pieces; `*` and `?` cross a `/` only when `slash` is True."""
+def translate(pieces: tuple[tuple[str, bool], ...], *, slash: bool = True, lazy: bool = False) -> str:
+    """Regular expression for (text, quoted) pieces; `*` and `?` cross a `/` only when `slash` is True.
+
+    With `lazy` each `*` takes as little as it can, which makes a match from the left the shortest one.
+    """
     out: list[str] = []
     any_one = "." if slash else "[^/]"
     for text, quoted in pieces:
@@ -35,7 +38,7 @@ def translate(pieces: tuple[tuple[str, bool], ...], *, slash: bool = True) -> st
             character = text[at]
             at += 1
             if character == "*":
-                out.append(f"{any_one}*")
+                out.append(f"{any_one}*?" if lazy else f"{any_one}*")
             elif character == "?":
                 out.append(any_one)
             elif character == "\\" and at < len(text):
@@ -73,15 +76,17 @@ def matches(pieces: Sequence[tuple[str, bool]], subject: str) -> bool:
 
 def strip(operator: str, pieces: Sequence[tuple[str, bool]], subject: str) -> str:
     """`#` `##` `%` `%%` of a value."""
-    expression = re.compile(translate(tuple(pieces)), re.DOTALL)
-    ends = range(len(subject) + 1)
+    expression = translate(tuple(pieces), lazy=operator == "#")
     match operator:
         case "#" | "##":
-            order = ends if operator == "#" else reversed(ends)
-            return next((subject[end:] for end in order if expression.fullmatch(subject, 0, end)), subject)
+            found = re.match(expression, subject, re.DOTALL)
+            return subject[found.end() :] if found else subject
+        case "%":
+            found = re.match(rf"(.*)(?:{expression})\Z", subject, re.DOTALL)
+            return found[1] if found else subject
         case _:
-            order = reversed(ends) if operator == "%" else ends
-            return next((subject[:start] for start in order if expression.fullmatch(subject, start)), subject)
+            found = re.search(rf"(?:{expression})\Z", subject, re.DOTALL)
+            return subject[: found.start()] if found else subject
 
 
 def names(fs: SimFs, cwd: str, user: str, pieces: Sequence[tuple[str, bool]]) -> list[str]:

@@ -28,18 +28,20 @@ def run_shell(
     *,
     user: str = "",
     parameters: tuple[str, ...] = (),
-    deadline: float = float("inf"),
+    patience: float = float("inf"),
+    fuse: int | None = None,
     streams: tuple[Sink, Sink] | None = None,
 ) -> Ended:
     """Run a script as the login shell of `user` would run `sh -s`.
 
-    `stdin` is what commands read from standard input, `env` comes on top of the variables of a login, `deadline`
-    is a monotonic time of the host's clock at which `DeadlinePassed` is raised, and `streams` is where output goes
+    `stdin` is what commands read from standard input, `env` comes on top of the variables of a login, `patience`
+    is how many seconds it may wait in all before `DeadlinePassed` is raised, `fuse` after how many commands the
+    power goes (`PowerCut`), and `streams` is where output goes
     as it is written, for servers; without it output is captured.
     """
     out, err = streams or (Capture(), Capture())
     who = user or host.login
-    shared = Shared([deadline])
+    shared = Shared([patience], fuse=fuse)
     shell = Shell(host, who, shared, (Reader(byte_text(stdin)), out, err))
     shell.variables = {
         name: byte_text(value) for name, value in {**host.environment(who), **(env or {})}.items()

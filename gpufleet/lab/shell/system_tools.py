@@ -39,7 +39,7 @@ def _timeout(call: Call) -> int:
     seconds = _seconds(options.operands[0])
     if seconds is None:
         return call.complain(f"timeout: invalid time interval '{options.operands[0]}'", 125)
-    deadline = call.host.clock.monotonic() + seconds if seconds else float("inf")
+    deadline = call.shell.shared.elapsed + seconds if seconds else float("inf")
     deadlines = call.shell.shared.deadlines
     deadlines.append(deadline)
     try:

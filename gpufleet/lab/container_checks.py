@@ -1,0 +1,72 @@
+"""Why a container does not start: devices, program, ports; each refusal in the engine's own words."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gpufleet.lab.container_model import NO_DEVICE_DRIVER, Container, Published, Refused
+from gpufleet.lab.simhost import Listener, SimHost
+
+if TYPE_CHECKING:
+    from gpufleet.lab.simcontainer import ContainerEngine
+
+
+def check_devices(engine: ContainerEngine, container: Container) -> None:
+    wish = container.wish
+    known = engine.gpus()
+    for name in wish.cdi:
+        if name not in {"all", *known}:
+            raise Refused(_cdi_text(engine.kind, name), 126 if engine.kind == "podman" else 125)
+    if not (wish.devices or wish.gpu_count):
+        return
+    if not engine.gpu_hook:
+        raise Refused(NO_DEVICE_DRIVER, 125)
+    for name in wish.devices:
+        if name not in known:
+            task = "failed to create task for container: " if engine.major > 20 else ""
+            raise Refused(
+                f"{task}failed to create shim task: OCI runtime create failed: runc create failed: unable to start "
+                "container process: error during container init: error running hook #0: error running hook: exit "
+                f"status 1, stdout: , stderr: nvidia-container-cli: device error: {name}: unknown device: unknown.",
+                125,
+            )
+
+
+def _cdi_text(kind: str, name: str) -> str:
+    if kind == "podman":
+        return f"setting up CDI devices: unresolvable CDI devices nvidia.com/gpu={name}"
+    return f"CDI device injection failed: unresolvable CDI devices nvidia.com/gpu={name}."
+
+
+def check_program(container: Container) -> None:
+    program = (container.wish.entrypoint or ("vllm",))[0]
+    if program.rpartition("/")[2] not in {"vllm", "python3", "sh", "sleep", "nginx", "redis-server"}:
+        raise Refused(
+            "failed to create task for container: failed to create shim task: OCI runtime create failed: runc create "
+            f'failed: unable to start container process: exec: "{program}": executable file not found in $PATH: '
+            "unknown.",
+            127,
+        )
+
+
+def check_ports(host: SimHost, container: Container) -> None:
+    for published in container.wish.published:
+        holder = _holder(host, published)
+        if holder is None:
+            continue
+        at = f"{published.address or '0.0.0.0'}:{published.port}"
+        endpoint = f"driver failed programming external connectivity on endpoint {container.name} ({container.id[::-1]})"
+        if holder.container:
+            raise Refused(f"{endpoint}: Bind for {at} failed: port is already allocated.", 125)
+        raise Refused(
+            f"{endpoint}: Error starting userland proxy: listen tcp4 {at}: bind: address already in use.",
+            125,
+        )
+
+
+def _holder(host: SimHost, published: Published) -> Listener | None:
+    for listener in host.listeners:
+        wide = {"0.0.0.0", ""} & {listener.address, published.address}
+        if listener.port == published.port and (wide or listener.address == published.address):
+            return listener
+    return None

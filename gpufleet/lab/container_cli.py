@@ -1,0 +1,252 @@
+"""`docker` and `podman` as programs of a simulated host: words in, the engine's texts and exit statuses out."""
+
+from __future__ import annotations
+
+import json
+import re
+
+from gpufleet.lab.container_call import Invocation, Verb
+from gpufleet.lab.container_looks import LOOKS
+from gpufleet.lab.container_model import SOCKET, Container, Daemon, Policy, Refused, full_reference
+from gpufleet.lab.container_words import wish_of
+from gpufleet.lab.shell.call import Call, Program
+from gpufleet.lab.shell.streams import unicode_text
+from gpufleet.lab.shell.syntax import Unsupported
+from gpufleet.lab.simcontainer import ContainerEngine
+from gpufleet.lab.simfs import FsError
+
+
+def container_program(engine: ContainerEngine) -> Program:
+    """The program of an engine."""
+
+    def program(call: Call) -> int:
+        words = [unicode_text(word) for word in call.arguments]
+        if words[:1] in (["--version"], ["-v"]):
+            call.say(f"{engine.kind.title()} version {engine.version}, build lab")
+            return 0
+        name = words.pop(0) if words else ""
+        if name in {"container", "image", "system"} and words:
+            name = f"{name} {words.pop(0)}"
+        verb = _VERBS.get(name.removeprefix("container "))
+        if verb is None:
+            raise Unsupported(f"{engine.kind} {name}")
+        invocation = Invocation(call, engine, words)
+        if engine.kind == "docker":
+            trouble = _reach(invocation, name)
+            if trouble is not None:
+                return trouble
+        try:
+            engine.settle()
+            return verb(invocation)
+        except Refused as refused:
+            return invocation.refuse(refused)
+
+    return program
+
+
+def _reach(invocation: Invocation, name: str) -> int | None:
+    """Whether the daemon can be talked to; its refusals."""
+    call, engine = invocation.call, invocation.engine
+    starts = name in {"run", "create"}
+    prefix = "docker: " if starts else ""
+    user = call.host.users[call.user]
+    text = ""
+    if call.user != "root" and "docker" not in user.groups:
+        api = "1.45" if engine.major > 20 else "1.24"
+        text = (
+            "permission denied while trying to connect to the Docker daemon socket at "
+            f'unix://{SOCKET}: Get "http://%2Fvar%2Frun%2Fdocker.sock/v{api}/containers/json": '
+            f"dial unix {SOCKET}: connect: permission denied"
+        )
+    elif engine.daemon is Daemon.STOPPED:
+        text = f"Cannot connect to the Docker daemon at unix://{SOCKET}. Is the docker daemon running?"
+    elif engine.daemon is Daemon.HUNG:
+        call.pause(float("inf"))
+    if not text:
+        return None
+    if name == "info" and any("json" in word for word in invocation.words):
+        invocation.say(json.dumps({"ServerErrors": [text], "ServerVersion": ""}))
+        return 1
+    tail = ".\nSee 'docker run --help'." if starts else ""
+    return invocation.complain(f"{prefix}{text}{tail}", 125 if starts else 1)
+
+
+def _create(invocation: Invocation, *, start: bool = False) -> int:
+    """`create` and `run -d`: the id on standard output even when the start then fails, as docker does."""
+    engine, call = invocation.engine, invocation.call
+    prefix = "Error: " if engine.kind == "podman" else "docker: Error response from daemon: "
+    tail = "" if engine.kind == "podman" else "\nSee 'docker run --help'."
+    try:
+        wish, words = wish_of(
+            invocation.words, lambda path: _env_file(call, path), podman=engine.kind == "podman"
+        )
+    except Refused as refused:
+        return invocation.complain(f"docker: {refused.text}{tail}", refused.status)
+    if start and not {"d", "detach"} & words.flags:
+        raise Unsupported(f"{engine.kind} run without -d")
+    if wish.cdi and engine.kind == "docker" and engine.major < 25:
+        return invocation.complain(
+            f"docker: nvidia.com/gpu={wish.cdi[0]} is not an absolute path.{tail}", 125
+        )
+    container: Container | None = None
+    try:
+        if engine.image(wish.image) is None and words.last("pull") != "never":
+            invocation.complain(f"Unable to find image '{full_reference(wish.image)}' locally")
+            engine.pull(wish.image, call.pause)
+        container = engine.create(wish)
+        if start:
+            engine.start(container)
+    except Refused as refused:
+        if container is not None:
+            invocation.say(container.id)
+        text = refused.text if refused.text.endswith(".") else f"{refused.text}."
+        return invocation.complain(f"{prefix}{text}{tail}", refused.status if refused.status != 1 else 125)
+    invocation.say(container.id)
+    return 0
+
+
+def _run(invocation: Invocation) -> int:
+    return _create(invocation, start=True)
+
+
+def _env_file(call: Call, path: str) -> str:
+    try:
+        return unicode_text(call.host.fs.read(call.host.fs_path(path, call.cwd), call.user).decode("latin-1"))
+    except FsError:
+        raise Refused(f"open {path}: no such file or directory.", 125) from None
+
+
+def _start(invocation: Invocation) -> int:
+    return invocation.each(invocation.read("a", "").operands, invocation.engine.start)
+
+
+def _stop(invocation: Invocation) -> int:
+    words = invocation.read("", "t time timeout signal")
+    given = words.last("t") or words.last("time") or words.last("timeout")
+
+    def stop(container: Container) -> None:
+        _wait_to_end(invocation, container, given)
+        invocation.engine.stop(container)
+
+    return invocation.each(words.operands, stop)
+
+
+def _wait_to_end(invocation: Invocation, container: Container, given: str) -> None:
+    """A process that ignores SIGTERM holds `stop` until the grace is over."""
+    if container.running and invocation.engine.stubborn:
+        grace = float(given) if given else float(container.wish.stop_timeout or 10)
+        invocation.call.pause(grace)
+
+
+def _restart(invocation: Invocation) -> int:
+    words = invocation.read("", "t time timeout")
+
+    def restart(container: Container) -> None:
+        invocation.engine.stop(container)
+        invocation.engine.start(container)
+
+    return invocation.each(words.operands, restart)
+
+
+def _kill(invocation: Invocation) -> int:
+    return invocation.each(invocation.read("", "s signal").operands, invocation.engine.kill)
+
+
+def _rm(invocation: Invocation) -> int:
+    words = invocation.read("f force v volumes", "")
+    force = bool({"f", "force"} & words.flags)
+    status = invocation.each(words.operands, lambda one: invocation.engine.remove(one, force=force))
+    if force and status:
+        # Docker before 23 fails for one that is not there, later versions only say so.
+        return status if invocation.engine.major < 23 else 0
+    return status
+
+
+def _rename(invocation: Invocation) -> int:
+    old, new = invocation.read("", "").operands
+    invocation.engine.rename(invocation.engine.find(old), new)
+    return 0
+
+
+def _update(invocation: Invocation) -> int:
+    words = invocation.read("", "restart memory cpus")
+    policy = Policy.parse(words.last("restart", "no"))
+    return invocation.each(words.operands, lambda one: invocation.engine.update(one, policy))
+
+
+def _pull(invocation: Invocation) -> int:
+    words = invocation.read("q quiet", "platform")
+    reference = words.operands[0]
+    image = invocation.engine.pull(reference, invocation.call.pause)
+    if not {"q", "quiet"} & words.flags:
+        invocation.say(f"{image.reference.rpartition(':')[2]}: Pulling from library", f"Digest: {image.id}")
+    invocation.say(
+        f"docker.io/{image.reference}" if "/" in reference else f"docker.io/library/{image.reference}"
+    )
+    return 0
+
+
+def _load(invocation: Invocation) -> int:
+    words = invocation.read("q quiet", "i input")
+    text = invocation.call.stdin.rest()
+    path = words.last("i") or words.last("input")
+    if path:
+        text = invocation.call.host.fs.read(
+            invocation.call.host.fs_path(path, "/"), invocation.call.user
+        ).decode("latin-1")
+    if invocation.engine.host.fs.disk_of("/var/lib/docker").full:
+        old = "Error processing tar file(exit status 1): " if invocation.engine.major < 23 else ""
+        return invocation.complain(f"{old}write /layer1.tar: no space left on device")
+    found = re.search(r'"RepoTags":\["([^"]+)"\]', text)
+    if found is None:
+        return invocation.complain(
+            "open /var/lib/docker/tmp/docker-import/repositories: no such file or directory"
+        )
+    invocation.engine.add_image(found.group(1), len(text))
+    invocation.say(f"Loaded image: {found.group(1)}")
+    return 0
+
+
+def _rmi(invocation: Invocation) -> int:
+    words = invocation.read("f force", "")
+    for name in words.operands:
+        image = invocation.engine.image(name)
+        if image is None:
+            raise Refused(f"No such image: {full_reference(name)}")
+        del invocation.engine.images[image.reference]
+        invocation.engine.host.fs.charge("/var/lib/docker", -image.size)
+        invocation.say(f"Untagged: {image.reference}", f"Deleted: {image.id}")
+    return 0
+
+
+def _exec(invocation: Invocation) -> int:
+    words = invocation.read("i t it d", "u user e env w")
+    container = invocation.engine.find(words.operands[0])
+    if not container.running:
+        raise Refused(f"container {container.id} is not running")
+    program = words.operands[1]
+    if program in {"true", "ls", "id"}:
+        return 0
+    if program == "nvidia-smi":
+        return invocation.call.shell.program(words.operands[1:], dict(invocation.call.env), user="root")
+    raise Unsupported(f"{invocation.engine.kind} exec {program}")
+
+
+_VERBS: dict[str, Verb] = {
+    **LOOKS,
+    "create": _create,
+    "run": _run,
+    "start": _start,
+    "stop": _stop,
+    "restart": _restart,
+    "kill": _kill,
+    "rm": _rm,
+    "rename": _rename,
+    "update": _update,
+    "pull": _pull,
+    "image pull": _pull,
+    "load": _load,
+    "rmi": _rmi,
+    "image rm": _rmi,
+    "exec": _exec,
+}

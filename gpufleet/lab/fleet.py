@@ -1,0 +1,223 @@
+"""A description of hosts to simulated hosts with their container engine and GPUs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from gpufleet.lab.boards import BOARDS
+from gpufleet.lab.container_cli import container_program
+from gpufleet.lab.container_model import Daemon, Registry
+from gpufleet.lab.engines import ModelEngines
+from gpufleet.lab.faults import Fault, Kind
+from gpufleet.lab.programs import install
+from gpufleet.lab.shell.curl_tool import curl_program
+from gpufleet.lab.simcontainer import ContainerEngine
+from gpufleet.lab.simgpu import GpuSet, Holder, SimGpu, make_gpus
+from gpufleet.lab.simhost import EngineHost, LabClock, Listener, SimHost
+from gpufleet.lab.smi_cli import ctk_program, smi_program
+
+NETWORK = "127.77.0"
+"""Loopback addresses of simulated hosts: each has its own, so that all can use the same ports."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostWish:
+    """One host that is wanted.
+
+    Attributes:
+        gpus: `8xH100-80GB`; empty for none.
+        layouts: slices by GPU index, each `PROFILE:START`; these GPUs are in MIG mode.
+        without: programs that this host lacks.
+    """
+
+    name: str
+    address: str = "127.0.0.1"
+    gpus: str = "8xH100-80GB"
+    login: str = "ops"
+    runtime: str = "docker"
+    version: str = "26.1.5"
+    driver: str = "580.95.05"
+    layouts: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
+    images: tuple[str, ...] = ()
+    without: frozenset[str] = frozenset()
+    toolkit: bool = True
+
+
+@dataclass(slots=True, kw_only=True)
+class LabHost:
+    """A simulated host and the parts that tests and faults reach for."""
+
+    wish: HostWish
+    host: SimHost
+    containers: ContainerEngine
+    gpus: GpuSet
+    dead: bool = False
+    back_at: float | None = None
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+        return self.host.name
+
+    def strike(self, fault: Fault) -> None:
+        """A fault that changes the host and stays."""
+        match fault.kind:
+            case Kind.DISK_FULL | Kind.DISK_FREED:
+                for disk in self.host.fs.disks:
+                    disk.full = fault.kind is Kind.DISK_FULL
+            case Kind.DAEMON_STOPPED:
+                self.host.change_service("docker", active=False)
+            case Kind.DAEMON_KILLED:
+                self.containers.kill_daemon()
+            case Kind.DAEMON_HUNG:
+                self.containers.daemon = Daemon.HUNG
+            case Kind.DAEMON_BACK:
+                self.host.change_service("docker", active=True)
+            case Kind.IMAGE_MISSING:
+                self.containers.registry = Registry()
+                self.containers.registry.repositories = {}
+                self.containers.images = {}
+            case Kind.PORT_TAKEN:
+                ports = [int(word) for word in fault.detail.split()] or list(range(8000, 8016))
+                self.host.listeners += [Listener("0.0.0.0", port) for port in ports]
+            case Kind.ENGINE:
+                self.containers.launch_words = {"GPUFLEET_LAB_ENGINE": f"mode={fault.detail}"}
+            case Kind.GPU_LOST:
+                self.gpus.trouble = fault.detail or "no-driver"
+            case _:
+                raise ValueError(f"{fault.kind} is a fault of the link")
+
+    def power_off(self, seconds: float) -> None:
+        """Dead from now on, and back after `seconds` when that is not 0."""
+        self.dead = True
+        self.back_at = self.host.clock.monotonic() + seconds if seconds else None
+
+    def power_on(self) -> None:
+        """Boot again."""
+        self.dead, self.back_at = False, None
+        self.gpus.reset()
+        self.host.reboot()
+
+    def check_power(self) -> bool:
+        """Whether it runs; one whose time has come boots first."""
+        if self.dead and self.back_at is not None and self.host.clock.monotonic() >= self.back_at:
+            self.power_on()
+        return not self.dead
+
+
+@dataclass(slots=True, kw_only=True)
+class Fleet:
+    """Hosts by name."""
+
+    hosts: dict[str, LabHost]
+    registry: Registry
+    clock: LabClock
+
+    def __getitem__(self, name: str) -> LabHost:
+        return self.hosts[name]
+
+    def __iter__(self) -> Iterator[LabHost]:
+        return iter(self.hosts.values())
+
+
+def build_fleet(
+    wishes: Iterable[HostWish],
+    clock: LabClock,
+    *,
+    engines: Callable[[SimHost], EngineHost] | None = None,
+    registry: Registry | None = None,
+) -> Fleet:
+    """Hosts as described; `engines` gives what runs in the containers of a host, in memory by default."""
+    shared = registry or Registry()
+    hosts = {}
+    for wish in wishes:
+        host = SimHost(wish.name, clock, address=wish.address, login=wish.login)
+        hosts[wish.name] = _lab_host(wish, host, engines(host) if engines else ModelEngines(clock), shared)
+    return Fleet(hosts=hosts, registry=shared, clock=clock)
+
+
+def _lab_host(wish: HostWish, host: SimHost, engines: EngineHost, registry: Registry) -> LabHost:
+    gpus = GpuSet(gpus=_gpus(wish), driver=wish.driver, cuda=_cuda(wish.driver))
+    containers = ContainerEngine(
+        host, engines, registry, kind=wish.runtime, version=wish.version, gpus=gpus.names
+    )
+    containers.gpu_hook = wish.toolkit
+    gpus.holders = lambda: _holders(containers)
+    for image in wish.images:
+        containers.add_image(image)
+    programs = {wish.runtime: container_program(containers), "curl": curl_program(engines)}
+    if gpus.gpus:
+        programs["nvidia-smi"] = smi_program(gpus)
+        host.fs.write("/proc/driver/nvidia/version", f"NVRM version: {wish.driver}\n".encode())
+    if gpus.gpus and wish.toolkit:
+        programs["nvidia-ctk"] = ctk_program(gpus)
+        host.fs.write("/usr/bin/nvidia-container-runtime-hook", b"", mode=0o755)
+    host.fs.write("/run/docker.pid", b"900\n")
+    install(host, programs, without=wish.without)
+    return LabHost(wish=wish, host=host, containers=containers, gpus=gpus)
+
+
+def _gpus(wish: HostWish) -> list[SimGpu]:
+    if not wish.gpus:
+        return []
+    count, key = parse_gpus(wish.gpus)
+    gpus = make_gpus(wish.name, key, count)
+    for index, layout in wish.layouts.items():
+        gpus[index].set_mig(enabled=True)
+        for text in layout:
+            name, _, start = text.partition(":")
+            gpus[index].create(name, int(start) if start else None)
+    return gpus
+
+
+def parse_gpus(text: str) -> tuple[int, str]:
+    """`8xH100-80GB` as a number and a board; raises `ValueError` that names the boards there are."""
+    found = re.fullmatch(r"(\d+)x(.+)", text)
+    if found is None or found[2] not in BOARDS or not 1 <= int(found[1]) <= 16:
+        raise ValueError(f"no GPUs `{text}`: write NUMBERxBOARD with 1 to 16 of {', '.join(BOARDS)}")
+    return int(found[1]), found[2]
+
+
+def _cuda(driver: str) -> str:
+    generation = int(driver.partition(".")[0])
+    known = {
+        450: "11.0",
+        470: "11.4",
+        535: "12.2",
+        550: "12.4",
+        570: "12.8",
+        575: "12.9",
+        580: "13.0",
+        590: "13.1",
+    }
+    return known[max(one for one in known if one <= generation)]
+
+
+def _holders(containers: ContainerEngine) -> list[Holder]:
+    """Running containers that were given GPUs."""
+    found: list[Holder] = []
+    now = containers.host.clock.now()
+    for one in containers.containers.values():
+        devices = {*one.wish.devices, *one.wish.cdi}
+        if one.wish.gpu_count:
+            count = one.wish.gpu_count
+            devices |= {"all"} if count < 0 else {str(at) for at in range(count)}
+        if one.running and devices and one.started is not None:
+            age = (now - one.started).total_seconds()
+            found.append(Holder(pid=one.pid, name="VLLM::EngineCore", devices=frozenset(devices), age=age))
+    return found
+
+
+def names(count: int) -> tuple[str, ...]:
+    """`gpu-01` and so on."""
+    return tuple(f"gpu-{number:02d}" for number in range(1, count + 1))
+
+
+def wishes_of(count: int, gpus: str = "8xH100-80GB", **more: object) -> tuple[HostWish, ...]:
+    """`count` alike hosts with addresses of their own."""
+    return tuple(
+        HostWish(name=name, address=f"{NETWORK}.{number}", gpus=gpus, **more)  # type: ignore[arg-type]  # fields of HostWish
+        for number, name in enumerate(names(count), 1)
+    )

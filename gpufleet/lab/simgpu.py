@@ -1,0 +1,191 @@
+"""The GPUs of one simulated host: mode, slices with their placements, processes, memory. Pure.
+
+GPU instance ids follow the tree of halves that real boards show, with the two halves of an Ampere board the other
+way round; whoever needs an id reads it, and never computes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from hashlib import sha256
+
+from gpufleet.lab.boards import BOARDS, Board, Profile
+
+RAMP = 5.0
+"""Seconds after which a new process holds all the memory it will hold."""
+SHARE = 0.9
+"""Share of the memory it was given that an engine takes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Holder:
+    """A process that was given GPUs or slices. `age` in seconds."""
+
+    pid: int
+    name: str
+    devices: frozenset[str]
+    age: float
+
+
+@dataclass(slots=True, kw_only=True)
+class Instance:
+    """A GPU instance with one compute instance over all of it."""
+
+    profile: Profile
+    gi: int
+    start: int
+    uuid: str
+    ci: int = 0
+
+    @property
+    def memory_mib(self) -> int:
+        """Memory of the slice."""
+        return int(self.profile.gib * 1024)
+
+
+class NoRoom(Exception):
+    """The profile does not fit beside what is there."""
+
+
+@dataclass(slots=True, kw_only=True)
+class SimGpu:
+    """One GPU."""
+
+    index: int
+    uuid: str
+    bus_id: str
+    board: Board
+    mig: bool = False
+    pending: bool = False
+    instances: list[Instance] = field(default_factory=list)
+
+    def occupied(self) -> set[int]:
+        """Memory slots in use."""
+        return {one.start + at for one in self.instances for at in range(one.profile.size)}
+
+    def free_starts(self, profile: Profile) -> list[int]:
+        """Where a profile can begin now."""
+        taken = self.occupied()
+        return [s for s in profile.starts if not taken & set(range(s, s + profile.size))]
+
+    def free_count(self, profile: Profile) -> int:
+        """How many more of a profile fit, as `-lgip` counts: starts that are free, one with a media suffix."""
+        same = sum(one.profile.name == profile.name for one in self.instances)
+        return min(len(self.free_starts(profile)), profile.total - same)
+
+    def create(self, name: str, start: int | None = None) -> Instance:
+        """A GPU instance and its compute instance; raises `NoRoom`, or `KeyError` for an unknown profile."""
+        profile = self.board.profile(name)
+        if profile is None:
+            raise KeyError(name)
+        free = self.free_starts(profile) if self.free_count(profile) > 0 else []
+        if not self.mig or not free or (start is not None and start not in free):
+            raise NoRoom(name)
+        place = free[-1] if start is None else start
+        gi = self._instance_id(profile.size, place)
+        instance = Instance(profile=profile, gi=gi, start=place, uuid=uuid_of("MIG", self.uuid, str(gi), "0"))
+        self.instances.append(instance)
+        return instance
+
+    def _instance_id(self, size: int, start: int) -> int:
+        if size == 8:
+            return 0
+        if size == 4:
+            first = self.board.architecture != "Ampere"
+            return 1 if (start == 0) == first else 2
+        return 3 + start // 2 if size == 2 else 7 + start
+
+    def destroy(self, gi: int) -> None:
+        """Remove a GPU instance with its compute instance."""
+        self.instances = [one for one in self.instances if one.gi != gi]
+
+    def set_mig(self, *, enabled: bool) -> None:
+        """Switch the mode at once; slices go with it."""
+        self.mig = self.pending = enabled
+        self.instances = []
+
+    def devices(self) -> list[tuple[int, Instance]]:
+        """Slices as `-L` numbers them: larger first, then by place."""
+        ordered = sorted(self.instances, key=lambda one: (-one.profile.size, one.start))
+        return list(enumerate(ordered))
+
+
+@dataclass(slots=True, kw_only=True)
+class GpuSet:
+    """All GPUs of a host and their driver.
+
+    Attributes:
+        trouble: empty, or one of `no-driver`, `mismatch`, `no-devices`, `hang`.
+        holders: asks who uses what.
+        strict: whether only root may list instances, as on a host whose capabilities were not opened.
+    """
+
+    gpus: list[SimGpu]
+    driver: str = "580.95.05"
+    cuda: str = "13.0"
+    trouble: str = ""
+    strict: bool = True
+    holders: Callable[[], Iterable[Holder]] = tuple
+    other_mib: dict[str, int] = field(default_factory=dict)
+    """Memory that something outside containers holds, by GPU UUID."""
+
+    @property
+    def generation(self) -> int:
+        """The driver's first number."""
+        return int(self.driver.partition(".")[0])
+
+    def names(self) -> dict[str, int]:
+        """Every id that a container may be given, and the GPU it belongs to."""
+        out: dict[str, int] = {}
+        for gpu in self.gpus:
+            out[gpu.uuid] = out[str(gpu.index)] = gpu.index
+            for number, instance in gpu.devices():
+                out[instance.uuid] = out[f"{gpu.index}:{number}"] = gpu.index
+        return out
+
+    def processes(self, gpu: SimGpu) -> list[tuple[Holder, Instance | None, int]]:
+        """Who runs on a GPU, on which slice, with how much memory in MiB."""
+        out: list[tuple[Holder, Instance | None, int]] = []
+        for holder in self.holders():
+            everything = "all" in holder.devices
+            if gpu.mig:
+                for number, one in gpu.devices():
+                    if everything or {one.uuid, f"{gpu.index}:{number}"} & holder.devices:
+                        out.append((holder, one, _taken(one.memory_mib, holder.age)))
+            elif everything or {gpu.uuid, str(gpu.index)} & holder.devices:
+                out.append((holder, None, _taken(gpu.board.memory_mib, holder.age)))
+        return out
+
+    def used_mib(self, gpu: SimGpu) -> int:
+        """`memory.used`."""
+        inside = sum(memory for _, _, memory in self.processes(gpu)) + self.other_mib.get(gpu.uuid, 0)
+        return min(gpu.board.memory_mib, inside + (30 * len(gpu.instances) if gpu.mig else 0))
+
+    def reset(self) -> None:
+        """What a reboot takes: slices always, and the mode on boards after Ampere."""
+        for gpu in self.gpus:
+            gpu.instances = []
+            if gpu.board.architecture != "Ampere":
+                gpu.mig = gpu.pending = False
+
+
+def _taken(total: int, age: float) -> int:
+    return max(300, int(total * SHARE * min(1.0, age / RAMP)))
+
+
+def uuid_of(prefix: str, *parts: str) -> str:
+    """A stable UUID of version 5's shape from names."""
+    digest = sha256("/".join(parts).encode()).hexdigest()
+    return f"{prefix}-{digest[:8]}-{digest[8:12]}-5{digest[13:16]}-a{digest[17:20]}-{digest[20:32]}"
+
+
+def make_gpus(host: str, key: str, count: int) -> list[SimGpu]:
+    """`count` boards of one kind with UUIDs of their own."""
+    board = BOARDS[key]
+    return [
+        SimGpu(
+            index=at, uuid=uuid_of("GPU", host, str(at)), bus_id=f"00000000:{0x16 + at:02X}:00.0", board=board
+        )
+        for at in range(count)
+    ]
