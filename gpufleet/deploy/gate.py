@@ -247,12 +247,12 @@ def _judge_tokens(seen: Seen) -> Verdict:
 
 
 def _waits(seen: Seen, reason: str) -> Waits:
-    """Progress is the phase of the start and the last line without its numbers, so that a clock is no progress."""
-    last = _last_line(seen.log)
+    """Progress is what is waited for, the phase, and the last line without its numbers: a clock is no progress."""
     phase = diagnose.phase(seen.log)
-    statuses = f"{seen.status} {seen.restarts} {seen.health.status} {seen.models.status} {seen.tokens.status}"
-    progress = f"{statuses} {phase} {_NUMBERS.sub('', last)}"
-    return Waits(progress=scrub(progress), reason=f"{reason}; {phase}" if phase else reason)
+    crashes = f", restarted {seen.restarts} times" if seen.restarts else ""
+    told = "; ".join(part for part in (f"{reason}{crashes}", phase) if part)
+    last = _NUMBERS.sub("", _last_line(seen.log))
+    return Waits(progress=scrub(f"{told}: {last}" if last else told), reason=scrub(told))
 
 
 def _last_line(text: str) -> str:
