@@ -37,19 +37,18 @@ class Entry:
         """`file:line`."""
         return f"{self.file}:{self.line}"
 
-    def matches(self, name: str) -> bool:
-        """Whether this line speaks of the host; `name` is one of `names_of`."""
-        name = name.lower()
+    def matches(self, *names: str) -> bool:
+        """Whether this line speaks of the host with these `names_of`; a negation of any of them counts."""
+        names = tuple(name.lower() for name in names)
+        hashed = _HASHED.fullmatch(self.names)
+        if hashed is not None:
+            return any(_same_hash(hashed[1], hashed[2], name) for name in names)
         found = False
-        for pattern in self.names.lower().split(",") if not self.names.startswith("|") else [self.names]:
-            hashed = _HASHED.fullmatch(pattern)
-            if hashed is not None:
-                found = found or _same_hash(hashed[1], hashed[2], name)
-            elif pattern.startswith("!"):
-                if _glob(pattern[1:], name):
-                    return False
-            else:
-                found = found or _glob(pattern, name)
+        for pattern in self.names.lower().split(","):
+            hit = any(_glob(pattern.removeprefix("!"), name) for name in names)
+            if hit and pattern.startswith("!"):
+                return False
+            found = found or hit
         return found
 
 
@@ -176,7 +175,7 @@ def removal_command(entry: Entry, host: str, port: int) -> str:
 
 
 def _of_host(entries: tuple[Entry, ...], names: tuple[str, ...]) -> tuple[Entry, ...]:
-    return tuple(entry for entry in entries if any(entry.matches(name) for name in names))
+    return tuple(entry for entry in entries if entry.matches(*names))
 
 
 def _decode(text: str) -> bytes | None:

@@ -26,6 +26,8 @@ from gpufleet.remote.known_hosts import fingerprint
 from gpufleet.remote.ssh_options import SshOptions
 from gpufleet.remote.target import Target
 
+PASSPHRASE_FILE = "GPUFLEET_SSH_PASSPHRASE_FILE"  # noqa: S105 a name, not a password
+
 AskPassphrase = Callable[[str], Secret[str] | None]
 """Asks a person for the passphrase of the key at this path; None when there is nobody to ask."""
 
@@ -138,8 +140,9 @@ class KeyRing:
         return self._opened(path, passphrase, target, quiet=quiet)
 
     def _passphrase(self, path: str, target: Target, *, quiet: bool) -> Secret[str] | None:
-        if target.passphrase is not None:
-            return target.passphrase
+        given = target.passphrase or passphrase_of_file(target)
+        if given is not None:
+            return given
         if quiet or self._ask is None:
             return None
         with self._lock:
@@ -165,6 +168,20 @@ class KeyRing:
         return Offer(f"{path} ({fingerprint(key.asbytes())})", key)
 
 
+def passphrase_of_file(target: Target) -> Secret[str] | None:
+    """The first line of the file that GPUFLEET_SSH_PASSPHRASE_FILE names; None when it names none."""
+    path = os.environ.get(PASSPHRASE_FILE)
+    if not path:
+        return None
+    try:
+        lines = Path(path).expanduser().read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError):
+        raise AuthenticationRefused(
+            f"the file {path} cannot be read", where=target.name, hints=(f"correct {PASSPHRASE_FILE}",)
+        ) from None
+    return Secret(lines[0], reference=f"${{file:{path}}}") if lines else None
+
+
 def needs_passphrase(path: str, target: Target) -> AuthenticationRefused:
     """The one message for a key that stays shut."""
     return AuthenticationRefused(
@@ -172,7 +189,7 @@ def needs_passphrase(path: str, target: Target) -> AuthenticationRefused:
         where=target.name,
         hints=(
             f"add it to ssh-agent: ssh-add {path}",
-            "or name a file with the passphrase in GPUFLEET_SSH_PASSPHRASE_FILE",
+            f"or name a file with the passphrase in {PASSPHRASE_FILE}",
         ),
     )
 

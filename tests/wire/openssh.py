@@ -19,9 +19,14 @@ from pathlib import Path
 
 import pytest
 
+from gpufleet.errors import HostUnreachable
 from gpufleet.names import HostName
+from gpufleet.remote.command import Command
 from gpufleet.remote.target import Target
 
+GPU = HostName("gpu-01")
+ECHO = Command(script="echo here", mutates=False)
+PASSPHRASE = "correct horse battery"
 SSHD = shutil.which("sshd") or shutil.which("sshd", path="/usr/sbin:/usr/local/sbin")
 TOOLS = all(shutil.which(name) for name in ("ssh", "ssh-keygen", "ssh-agent", "ssh-add"))
 MISSING = "OpenSSH's sshd and client tools are not installed (package openssh-server)"
@@ -227,3 +232,47 @@ def running(
         yield server
     finally:
         server.stop()
+
+
+def refusal(reach, kind: type[HostUnreachable], target: Target, **kwargs) -> HostUnreachable:
+    with pytest.raises(kind) as caught:
+        reach(target, **kwargs)
+    assert type(caught.value) is kind
+    assert caught.value.where == target.name
+    return caught.value
+
+
+def words(error: HostUnreachable) -> str:
+    return "\n".join([str(error), *error.hints])
+
+
+def encrypted(folder: Path, sshd: OpenSsh, kind: str) -> Path:
+    key = keygen(
+        folder / f"id_{kind}",
+        kind="rsa" if kind == "pem" else "ed25519",
+        passphrase=PASSPHRASE,
+        pem=kind == "pem",
+    )
+    assert ("Proc-Type: 4,ENCRYPTED" in key.read_text()) == (kind == "pem")
+    sshd.authorize(key)
+    return key
+
+
+class CountingClock:
+    """Real time, but waiting between attempts is counted instead, and may do something."""
+
+    def __init__(self, during=lambda: None) -> None:
+        self.sleeps: list[float] = []
+        self._during = during
+
+    def monotonic(self) -> float:
+        import time
+
+        return time.monotonic()
+
+    def now(self):
+        raise NotImplementedError
+
+    def sleep(self, seconds: float) -> None:
+        self.sleeps.append(seconds)
+        self._during()
