@@ -8,7 +8,7 @@
 
 Every method may be called from any thread; the state of an engine is touched in the loop's thread alone. While an
 engine loads, its port is bound and does not listen, as vLLM does it: clients are refused. A client that leaves
-ends its request at once. `ServedEngines` puts such a server behind the `EngineHost` of `lab.simhost`.
+ends its request at once. `lab.served_engines` puts such a server behind the `EngineHost` of `lab.simhost`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import math
 import queue
 import socket
 import threading
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -27,11 +27,9 @@ from typing import Any, Protocol, Self, TypeVar
 from gpufleet.clock import SystemClock
 from gpufleet.lab.engine_connection import Connection
 from gpufleet.lab.engine_model import EngineModel, Phase
-from gpufleet.lab.engines import is_engine
-from gpufleet.lab.simhost import Answer
 from gpufleet.lab.vllm import log
 from gpufleet.lab.vllm.api import Reply, Request
-from gpufleet.lab.vllm.spec import EngineSpec, Mode, parse_spec
+from gpufleet.lab.vllm.spec import EngineSpec, Mode
 
 T = TypeVar("T")
 
@@ -247,7 +245,9 @@ class EngineServer:
 
 def _bound(address: str, port: int) -> socket.socket:
     """A socket that is bound and does not listen."""
-    bound = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    # the protocol is named, because asyncio sets TCP_NODELAY only where it stands
+    bound = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         bound.bind((address, port))
@@ -322,74 +322,3 @@ class _QueueSink:
                     yield item
         finally:
             leave()
-
-
-@dataclass(slots=True)
-class ServedEngines:
-    """Implements `lab.simhost.EngineHost` with real servers; what is no vLLM lives and prints nothing.
-
-    Attributes:
-        base: times, and anything else that the command line does not say.
-        engines: by container id; None for what is no vLLM.
-    """
-
-    server: EngineServer
-    base: EngineSpec = field(default_factory=EngineSpec)
-    engines: dict[str, RunningEngine | None] = field(default_factory=dict)
-
-    def launch(
-        self, container_id: str, argv: tuple[str, ...], env: Mapping[str, str], bind: tuple[str, ...]
-    ) -> None:
-        """Begin a process that listens on every address of `bind` (`127.77.0.1:8000`, `[::1]:8000`)."""
-        self.end(container_id)
-        self.engines[container_id] = None
-        if is_engine(argv):
-            spec = parse_spec(argv, env, self.base)
-            self.engines[container_id] = self.server.start([_split(text) for text in bind], spec)
-
-    def end(self, container_id: str) -> None:
-        """End it; its log stays."""
-        running = self.engines.get(container_id)
-        if running is not None:
-            self.server.stop(running)
-        else:
-            self.engines.pop(container_id, None)
-
-    def logs(self, container_id: str) -> str:
-        """What it has printed since its last launch."""
-        running = self.engines.get(container_id)
-        return self.server.log(running) if running else ""
-
-    def alive(self, container_id: str) -> int | None:
-        """None while it lives, else its exit code."""
-        running = self.engines.get(container_id)
-        if running is not None:
-            return self.server.exit_code(running)
-        return None if container_id in self.engines else 0
-
-    def http(
-        self,
-        container_id: str,
-        method: str,
-        path: str,
-        headers: Mapping[str, str],
-        body: bytes,
-        *,
-        sleep: Callable[[float], None],
-    ) -> Answer:
-        """One request from inside the host.
-
-        Raises:
-            ConnectionRefusedError: it does not listen.
-        """
-        running = self.engines.get(container_id)
-        if running is None or self.server.state(running) is not Phase.READY:
-            raise ConnectionRefusedError("nothing listens on the engine's port")
-        lowered = {name.lower(): value for name, value in headers.items()}
-        reply, pieces = self.server.ask(running, Request(method, path, lowered, body), sleep)
-        return reply.status, reply.headers, pieces
-
-
-def _split(text: str) -> tuple[str, int]:
-    host, _, port = text.rpartition(":")
-    return host.strip("[]"), int(port)
