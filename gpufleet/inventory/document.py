@@ -32,6 +32,18 @@ from gpufleet.redact import Secret
 
 Port = Annotated[int, Meta(ge=1, le=65535)]
 Text = Annotated[str, Meta(min_length=1)]
+UserName = Annotated[
+    str,
+    Meta(pattern=r"^(?!-)[^\s\x00-\x1f]+$", description="a user name, without spaces or a leading hyphen"),
+]
+Jumps = Annotated[
+    str,
+    Meta(
+        pattern=r"^(?!-)[^\s\x00-\x1f]+$",
+        description="jump hosts as ssh takes them, [user@]host[:port], with commas between them",
+    ),
+]
+FilePath = Annotated[str, Meta(pattern=r"^(?!-)[^\x00-\x1f]+$", description="the path of a file")]
 Reference = Annotated[
     str,
     Meta(
@@ -55,17 +67,19 @@ class PortsDocument(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 class CommonDocument(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What `defaults`, a group and a host may say alike."""
 
-    user: Text | None = None
+    user: UserName | None = None
     port: Port | None = None
-    identity_file: Text | None = None
-    proxy_jump: Text | None = None
-    known_hosts: Text | None = None
-    ssh_config: Text | None = None
+    identity_file: FilePath | None = None
+    proxy_jump: Jumps | None = None
+    known_hosts: FilePath | None = None
+    ssh_config: FilePath | None = None
     connect_timeout: Annotated[float, Meta(gt=0, le=3600)] | None = None
     connection: Literal["ssh", "local"] | None = None
     labels: dict[str, Scalar] | None = None
     runtime: Literal["auto", "docker", "podman", "nerdctl"] | None = None
-    runtime_path: Annotated[str, Meta(pattern="^/", description="an absolute path")] | None = None
+    runtime_path: Annotated[str, Meta(pattern=r"^/[^\x00-\x1f]+$", description="an absolute path")] | None = (
+        None
+    )
     become: Literal["never", "auto", "always"] | None = None
     sudo_password: Reference | None = None
     ssh_password: Reference | None = None
@@ -123,7 +137,11 @@ def to_model(source: Located, secret: Callable[[str], Secret[str]], problems: Pr
         problems.add(
             source.at("hosts"), "no host is declared", "a host is written `gpu-01: {address: 192.0.2.5}`"
         )
-    groups = resolve(document_groups(document), source, names, problems)
+    _refuse_labels(document, source, problems)
+    wishes = document_groups(document)
+    for name in wishes:
+        _named_well(source.at("groups", name), name, problems, what="group")
+    groups = resolve(wishes, source, names, problems)
     hosts = {}
     for name in names:
         inherited = _inherited(document, groups, name)
@@ -160,14 +178,29 @@ def document_groups(document: InventoryDocument) -> dict[str, Wish]:
 _OWN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 
 
-def _named_well(place: Located, name: str, problems: Problems) -> bool:
-    if _OWN_NAME.fullmatch(name) and name != "all":
+def _named_well(place: Located, name: str, problems: Problems, what: str = "host") -> bool:
+    if _OWN_NAME.fullmatch(name) and (name != "all" or what == "group"):
         return True
-    reason = "means every host" if name == "all" else "is no host name"
+    reason = "means every host" if name == "all" else f"is no name for a {what}"
     problems.add(
         place, f"`{name}` {reason}", "names have letters, digits, dots, hyphens and underscores, at most 63"
     )
     return False
+
+
+def _refuse_labels(document: InventoryDocument, source: Located, problems: Problems) -> None:
+    """Labels are chosen by `key=value`, and `group=NAME` means something else."""
+    places = [(source.at("defaults"), document.defaults)]
+    places += [(source.at("groups", name), group) for name, group in (document.groups or {}).items()]
+    places += [(source.at("hosts", name), host) for name, host in document.hosts.items()]
+    for place, said in places:
+        for key in (said.labels or {}) if said else ():
+            if key == "group" or not _OWN_NAME.fullmatch(key):
+                problems.add(
+                    place.at("labels", key),
+                    f"`{key}` is no name for a label",
+                    "`group=NAME` selects a group" if key == "group" else "",
+                )
 
 
 def _inherited(document: InventoryDocument, groups: Groups, name: str) -> HostDocument:

@@ -149,7 +149,7 @@ poools: {}
         "i.yaml:13: `h`: expected a mapping, got a whole number",
         "i.yaml:16: unknown field `poools`, did you mean `pools`?",
         "i.yaml:1: version 2 is not known",
-        "i.yaml:11: `a b` is no host name",
+        "i.yaml:11: `a b` is no name for a host",
         "i.yaml:12: `all` means every host",
         "i.yaml:15: group `g` has an unknown child `gg`, did you mean `g`?",
         "i.yaml:15: group `g` lists an unknown host `aa`, did you mean `a`?",
@@ -164,6 +164,10 @@ poools: {}
 @pytest.mark.parametrize(
     ("text", "message"),
     [
+        ("hosts: {a: }\ngroups:\n  'x y': {}", "i.yaml:3: `x y` is no name for a group"),
+        ("hosts: {a: {groups: ['x,y']}}", "i.yaml:1: `x,y` is no name for a group"),
+        ("hosts:\n  a:\n    labels: {group: x}", "i.yaml:3: `group` is no name for a label"),
+        ("defaults:\n  labels: {'a=b': x}\nhosts: {a: }", "i.yaml:2: `a=b` is no name for a label"),
         ("hosts: {}", "i.yaml:1: no host is declared"),
         ("hosts:\n", "i.yaml:1: `hosts`: expected a mapping, got nothing"),
         ("version: 1", "i.yaml:1: `hosts` is missing"),
@@ -201,6 +205,27 @@ def test_one_address_behind_two_jump_hosts_or_on_two_ports_is_two_machines():
   c: {address: "127.0.0.1:2201"}
   d: {address: "127.0.0.1:2202"}
 """)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("user", "-oProxyCommand=id"),
+        ("user", "a b"),
+        ("user", "a\\nb"),
+        ("proxy_jump", "-oProxyCommand=id"),
+        ("proxy_jump", "one, two"),
+        ("identity_file", "a\\nProxyCommand id"),
+        ("ssh_config", "-v"),
+        ("known_hosts", ""),
+        ("runtime_path", "docker; id"),
+        ("runtime_path", "/bin/docker\\nid"),
+        ("address", "-oProxyCommand=id"),
+    ],
+)
+def test_nothing_becomes_an_option_or_a_second_line_of_ssh(field, value):
+    (message,) = mistakes(f'hosts:\n  a:\n    {field}: "{value}"\n')
+    assert message.startswith("i.yaml:3: ")
 
 
 @pytest.mark.parametrize("field", ["sudo_password", "ssh_password", "passphrase"])
