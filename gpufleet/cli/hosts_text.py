@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from gpufleet.cli.console import table
 from gpufleet.errors import FleetError
-from gpufleet.hosts.doctor import Finding
 from gpufleet.hosts.model import Fact, GpuFact, HostFacts, Known, MigInstance
 from gpufleet.names import HostName
+
+if TYPE_CHECKING:
+    from gpufleet.hosts.doctor import Finding
 
 T = TypeVar("T")
 _GPU_COLUMNS = ("HOST", "GPU", "NAME", "MEMORY", "USED", "UTIL", "TEMP", "MIG", "UUID")

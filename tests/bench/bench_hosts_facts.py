@@ -84,7 +84,8 @@ class Fleet:
         config.write_text(
             f"{listen}HostKey {self.root}/host\nAuthorizedKeysFile {self.root}/authorized_keys\nPidFile none\n"
             "StrictModes no\nPasswordAuthentication no\nKbdInteractiveAuthentication no\nUsePAM no\n"
-            "PermitRootLogin yes\nMaxStartups 200:100:200\nLogLevel ERROR\n"
+            "PermitRootLogin yes\nMaxStartups 200:100:200\nLogLevel FATAL\n"
+            "SetEnv SHLVL=1\n"  # bash then leaves out ~/.bashrc: what stands there is no part of the comparison
         )
         sshd = shutil.which("sshd", path=f"{os.environ['PATH']}:/usr/sbin:/usr/local/sbin")
         if sshd is None:
