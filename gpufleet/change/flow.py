@@ -24,12 +24,12 @@ from gpufleet.change.events import Ending, Goal, Observer, Reopened, silent
 from gpufleet.change.journal import Opened, Opening, body_of, encode, opening, replay
 from gpufleet.change.journal_file import JournalFile
 from gpufleet.change.lease import HEARTBEAT, Holder
-from gpufleet.change.lease_keeper import Audit, LeaseKeeper
+from gpufleet.change.lease_keeper import Audit, LeaseKeeper, show
 from gpufleet.change.machine import IllegalEvent, State, evolve, opened
 from gpufleet.change.mirror import Mirror
 from gpufleet.change.model import Plan, Predicates
 from gpufleet.change.reach import Reach
-from gpufleet.change.rows import HostRow
+from gpufleet.change.rows import HostRow, host_rows
 from gpufleet.change.table import Phase, RunPhase
 from gpufleet.clock import Clock
 from gpufleet.errors import FleetError, InDoubt, Refused, RollbackIncomplete, RolledBack
@@ -124,20 +124,25 @@ def _check_again(recheck: Callable[[], None] | None, keeper: LeaseKeeper) -> Non
 def take_up(run: RunId, tools: Tools, goal: Goal, *, resolve: Resolve, on_commit: OnCommit) -> Change:
     """Finish an interrupted or stuck run of this machine: go on with it, or undo it.
 
+    A run that is over already is only tidied: its process may have died before it gave the leases back.
+
     Raises:
         UsageError: no such run.
-        Refused: it is over, or it has begun to publish and can only be resumed.
+        Refused: it ended the other way, or it has begun to publish and can only be resumed.
     """
     with journal_file.reopen(tools.state_dir, run, tools.clock) as file:
         head = opening(file.records, resolve)
-        reopened = Reopened(goal=goal)
-        try:
-            state = evolve(replay(file.records, head.plan), reopened)
-        except IllegalEvent as error:
-            raise Refused(str(error), where=f"run {run}") from error
+        before = replay(file.records, head.plan)
         reach = Reach(tools.transport, tools.clock)
         try:
             keeper = _keeper(tools, reach, run, journal_file.seat(tools.state_dir), head.plan)
+            if before.phase in _OVER:
+                return _tidied(before, goal, reach, keeper, encode(file.records[0]))
+            reopened = Reopened(goal=goal)
+            try:
+                state = evolve(before, reopened)
+            except IllegalEvent as error:
+                raise Refused(str(error), where=f"run {run}") from error
             keeper.take(head.hosts, encode(file.records[0]), required=frozenset())
             mirror = Mirror(head.plan)
             mirror.add(file.append(body_of(reopened)))
@@ -148,6 +153,31 @@ def take_up(run: RunId, tools: Tools, goal: Goal, *, resolve: Resolve, on_commit
             return _drive(state, _Site(tools, file, reach, keeper, mirror, on_commit, goal))
         finally:
             reach.close()
+
+
+_OVER = {RunPhase.COMMITTED: Goal.RESUME, RunPhase.UNDONE: Goal.UNDO}
+"""The ways in which a run is over, and the wish that each of them fulfils."""
+
+
+def _tidied(state: State, goal: Goal, reach: Reach, keeper: LeaseKeeper, copy_head: bytes) -> Change:
+    """Give back what a run that is over still holds."""
+    ours = frozenset(host for host in state.plan.hosts if _holds(reach, host, keeper.run))
+    if ours:
+        keeper.take(ours, copy_head, required=frozenset())
+        keeper.release(ending=state.phase.value, rest=lambda _host: b"")
+    if _OVER[state.phase] is not goal:
+        raise Refused(f"the run is {state.phase} and over", where=f"run {keeper.run}", run=keeper.run)
+    rows = host_rows(state, {})
+    return Change(run=keeper.run, ending=Ending(state.phase.value), rows=rows, context=state.plan.context)
+
+
+def _holds(reach: Reach, host: HostName, run: RunId) -> bool:
+    """Whether the host's lease is of this run; one that cannot be asked keeps it until it expires."""
+    try:
+        answer = show(reach, host)
+    except FleetError:
+        return False
+    return answer.holder is not None and answer.holder.run == run
 
 
 @dataclass(frozen=True, slots=True)

@@ -124,11 +124,12 @@ def create(state_dir: Path, run: RunId, clock: Clock, first: Body) -> JournalFil
         ) from error
     try:
         journal.append(first)
-    except JournalError as error:
+    except BaseException as error:
         journal.close()
-        raise PreflightFailed(
-            error.summary, where=error.where, hints=("make room; nothing was changed",)
-        ) from error
+        if isinstance(error, JournalError):
+            hints = ("make room; nothing was changed",)
+            raise PreflightFailed(error.summary, where=error.where, hints=hints) from error
+        raise
     return journal
 
 

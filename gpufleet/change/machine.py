@@ -255,12 +255,7 @@ def _reopen(state: State, goal: Goal) -> State:
     if state.phase is RunPhase.PUBLISHING and goal is Goal.UNDO:
         raise IllegalEvent("a run that has begun to publish is finished, not undone")
     statuses = {
-        step: replace(
-            status,
-            phase=REOPENED.get(status.phase, status.phase),
-            tries=0,
-            touched=status.touched or status.phase is Phase.RUNNING,
-        )
+        step: replace(status, phase=REOPENED.get(status.phase, status.phase), tries=0)
         for step, status in state.statuses.items()
     }
     back = goal is Goal.UNDO or state.phase is RunPhase.STUCK

@@ -207,8 +207,9 @@ def test_a_host_that_dies_is_named_the_others_are_undone_and_undo_finishes_later
     assert site.take_up(Goal.UNDO).ending is Ending.UNDONE
     assert site.things("a", "b") == {"a": set(), "b": set()}
     assert site.leases("a", "b") == []
-    with pytest.raises(Refused):
-        site.take_up(Goal.UNDO)
+    assert site.take_up(Goal.UNDO).ending is Ending.UNDONE
+    with pytest.raises(Refused, match="the run is undone and over"):
+        site.take_up(Goal.RESUME)
 
 
 def test_a_host_that_is_dead_before_its_first_act_needs_no_undo(site):

@@ -32,6 +32,7 @@ class ShellHosts:
         fault: asked before each command for one of the constants above, or None; called from several threads.
         dead: hosts that cannot be reached.
         ran: every command that reached its host, in order.
+        cut: the process that used this transport is dead; nothing more leaves it.
     """
 
     base: Path
@@ -39,7 +40,9 @@ class ShellHosts:
     fault: Callable[[HostName, Command], str | None] = lambda _host, _command: None
     dead: set[HostName] = field(default_factory=set)
     ran: list[tuple[HostName, Command]] = field(default_factory=list)
-    lock: threading.Lock = field(default_factory=threading.Lock)
+    cut: bool = False
+    running: int = 0
+    lock: threading.Condition = field(default_factory=threading.Condition)
 
     def home(self, host: str) -> Path:
         home = self.base / host
@@ -54,9 +57,25 @@ class ShellHosts:
     def close(self) -> None:
         """Nothing is held open."""
 
+    def wait_idle(self) -> None:
+        """Until no command runs on any host any more."""
+        with self.lock:
+            assert self.lock.wait_for(lambda: not self.running, timeout=60)
+
     def execute(self, host: HostName, command: Command) -> Outcome:
         with self.lock:
+            if self.cut:
+                return Lost(reason="the process is dead", sent=False)
             self.ran.append((host, command))
+            self.running += 1
+        try:
+            return self._executed(host, command)
+        finally:
+            with self.lock:
+                self.running -= 1
+                self.lock.notify_all()
+
+    def _executed(self, host: HostName, command: Command) -> Outcome:
         marker = f"m{secrets.token_hex(8)}"
         completed = subprocess.run(
             [*self.shell, "-s"],
