@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 from gpufleet.inventory.document import to_model
@@ -35,7 +36,7 @@ def load(path: Path, secret: Callable[[str], Secret[str]] | None = None) -> Inve
     source = read_into(path, problems)
     inventory = None
     if source is not None:
-        lazily = secret or (lambda reference: LazySecret(reference, folder))
+        lazily = secret or cache(lambda reference: LazySecret(reference, folder))
         inventory = to_model(source, lazily, problems)
     models = _beside(folder / "models", inventory.models if inventory else {}, problems)
     proxy = inventory.proxy if inventory else None

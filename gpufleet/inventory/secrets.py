@@ -12,6 +12,7 @@ import re
 import shlex
 import subprocess  # noqa: TID251  # the one place where the inventory starts a program
 from pathlib import Path
+from threading import Lock
 
 from gpufleet.errors import SecretUnresolved
 from gpufleet.redact import Secret
@@ -23,13 +24,17 @@ TIMEOUT = 30.0
 
 
 class LazySecret(Secret[str]):
-    """A secret whose reference is followed by the first `reveal`; the value is kept from then on."""
+    """A secret whose reference is followed by the first `reveal`; the value is kept from then on.
 
-    __slots__ = ("_base",)
+    Hosts share one such value a reference and ask from many threads: the program behind it runs once.
+    """
+
+    __slots__ = ("_base", "_lock")
 
     def __init__(self, reference: str, base: Path) -> None:
         super().__init__("", reference=reference)
         self._base = base
+        self._lock = Lock()
 
     def reveal(self) -> str:
         """The value.
@@ -37,9 +42,10 @@ class LazySecret(Secret[str]):
         Raises:
             SecretUnresolved: the reference leads nowhere.
         """
-        if not self._value:
-            self._value = resolve(self.reference, self._base).reveal()
-        return self._value
+        with self._lock:
+            if not self._value:
+                self._value = resolve(self.reference, self._base).reveal()
+            return self._value
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, LazySecret) and self.reference == other.reference

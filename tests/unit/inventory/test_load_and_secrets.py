@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -77,6 +78,18 @@ def test_a_program_is_started_once_and_only_when_it_is_needed(tmp_path):
     assert (tmp_path / "log").read_text() == "x"
     assert secret == LazySecret(secret.reference, tmp_path)
     assert len({secret, LazySecret(secret.reference, tmp_path)}) == 1
+
+
+def test_hosts_share_a_secret_and_its_program_runs_once(tmp_path):
+    (tmp_path / "count.py").write_text("print(open('log', 'a').write('x') and 'value')\n")
+    path = tmp_path / "inventory.yaml"
+    hosts = "".join(f"  gpu-{number}:\n" for number in range(20))
+    path.write_text(f"defaults:\n  sudo_password: ${{cmd:{sys.executable} count.py}}\nhosts:\n{hosts}")
+    secrets_of_all = [host.sudo_password for host in load(path).hosts.values()]
+    with ThreadPoolExecutor(20) as pool:
+        values = list(pool.map(lambda secret: secret.reveal() if secret else "", secrets_of_all))
+    assert values == ["value"] * 20
+    assert (tmp_path / "log").read_text() == "x"
 
 
 @pytest.mark.parametrize(
