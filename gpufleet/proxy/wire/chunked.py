@@ -71,17 +71,26 @@ class ChunkFollower:
                 and not self._line
                 and (match := _SIZE_LINE.match(received, position))
             ):
-                self._open(match)
-                position = match.end()
+                start = match.end()
+                end = start + self._open(match)
+                # Most chunks arrive whole, with their CRLF: done without leaving SIZE.
+                if start < end and received[end : end + 2] == b"\r\n":
+                    self._state = _State.SIZE
+                    self._left = 0
+                    if payload is not None:
+                        payload.append(received[start:end])
+                    start = end + 2
+                position = start
             else:
                 position = self._line_piece(received, position)
         return position
 
-    def _open(self, match: re.Match[bytes]) -> None:
+    def _open(self, match: re.Match[bytes]) -> int:
         if match.end() - match.start() > LINE_LIMIT:
             raise ProtocolError(400, "a chunk's size line is too long")
         self._left = int(match[1], 16)
         self._state = _State.CONTENT if self._left else _State.TRAILER
+        return self._left
 
     def _line_piece(self, received: bytes, position: int) -> int:
         """Gather a line that is cut, or that the fast way did not accept."""

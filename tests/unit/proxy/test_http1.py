@@ -223,12 +223,12 @@ def test_hop_by_hop_fields_stay_here():
         b"X-Api-Key: other\r\nx-gpufleet-endpoint: forged\r\nAccept: */*\r\nContent-Type: application/json\r\n"
         b"Trailer: X\r\nProxy-Connection: close\r\nExpect: 100-continue\r\nContent-Length: 2\r\n\r\n"
     )
-    assert head.kept == b"Accept: */*\r\nContent-Type: application/json\r\n"
+    assert head.kept == b"Accept: */*\r\ncontent-type: application/json\r\n"
     assert head.expects_continue
     assert head.persistent
     written = write_request_head(head, b"/v1/completions", fields=b"Host: engine:1\r\n", length=2)
     assert written == (
-        b"POST /v1/completions HTTP/1.1\r\nAccept: */*\r\nContent-Type: application/json\r\n"
+        b"POST /v1/completions HTTP/1.1\r\nAccept: */*\r\ncontent-type: application/json\r\n"
         b"Host: engine:1\r\nContent-Length: 2\r\n\r\n"
     )
     assert parse_request_head(written).kept == head.kept
