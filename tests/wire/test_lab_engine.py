@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 import httpx
 import pytest
 
+from gpufleet.lab import engine_connection
 from gpufleet.lab.engine import EngineServer, RunningEngine
 from gpufleet.lab.engine_model import Phase
 from gpufleet.lab.served_engines import ServedEngines
@@ -148,6 +149,44 @@ def test_what_is_not_http_is_refused_and_closed(server, garbage):
         client.sendall(garbage)
         answer = b"".join(iter(lambda: client.recv(65536), b""))
     assert answer.startswith(b"HTTP/1.1 400 ")
+
+
+def post(body: bytes, *headers: bytes) -> bytes:
+    lines = [b"POST /v1/chat/completions HTTP/1.1", b"host: x", b"content-length: %d" % len(body), *headers]
+    return b"\r\n".join(lines) + b"\r\n\r\n"
+
+
+def test_a_client_that_asks_first_is_told_to_continue(server):
+    running = started(server)
+    body = json.dumps(CHAT).encode()
+    with socket.create_connection(running.addresses[0]) as client:
+        client.sendall(post(body, b"expect: 100-continue", b"connection: close"))
+        assert client.recv(64) == b"HTTP/1.1 100 Continue\r\n\r\n"
+        client.sendall(body)
+        answer = b"".join(iter(lambda: client.recv(65536), b""))
+    assert answer.startswith(b"HTTP/1.1 200 OK\r\n")
+
+
+def test_a_body_over_the_limit_is_refused(server, monkeypatch):
+    monkeypatch.setattr(engine_connection, "BODY_LIMIT", 100)
+    running = started(server)
+    with socket.create_connection(running.addresses[0]) as client:
+        client.sendall(post(b"x" * 101) + b"x" * 101)
+        answer = b"".join(iter(lambda: client.recv(65536), b""))
+    assert answer.startswith(b"HTTP/1.1 413 ")
+
+
+def test_a_slow_reader_gets_every_byte_and_holds_nobody_up(server):
+    running = started(server)
+    body = json.dumps({**CHAT, "stream": True, "max_tokens": 20_000, "ignore_eos": True}).encode()
+    with socket.create_connection(running.addresses[0]) as client:
+        client.sendall(post(body, b"connection: close") + body)
+        until(lambda: running.model.running == 1)
+        assert httpx.get(f"{url(running)}/health").status_code == 200
+        answer = b"".join(iter(lambda: client.recv(65536), b""))
+    assert answer.count(b"data: {") == 20_001
+    assert answer.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
+    until(lambda: running.model.counters.finished["length"] == 1)
 
 
 def test_an_engine_that_hangs_is_healthy_and_silent(server):
