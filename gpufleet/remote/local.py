@@ -76,13 +76,17 @@ class LocalSession:
                 return seen.exit
             if received.ended is not Ended.DEADLINE:
                 return Lost(reason="the shell was ended before it could answer", sent=True)
-            how = "the process was ended"
+            how = "the remote process was ended"
             if seen.root_pid is not None and command.become:
                 # What runs as root cannot be signalled by us; ask as root. Reaped meanwhile: a dead child that
                 # nobody has waited for still counts as a member of its group.
                 threading.Thread(target=process.wait, daemon=True).start()
                 outcome = self.run(end_command((process.pid, seen.root_pid), become=True))
-                how = how if getattr(outcome, "ok", False) else "a process of root may still be running"
+                how = (
+                    how
+                    if getattr(outcome, "ok", False)
+                    else "the remote process could not be ended and may still be running"
+                )
             _end_group(process)
         known = (self._sudo_password,) if self._sudo_password is not None else ()
         return Lost(reason=scrub(f"no answer within {command.timeout:g} s; {how}", known), sent=True)

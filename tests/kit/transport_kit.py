@@ -14,7 +14,7 @@ import threading
 import time
 import uuid
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 
@@ -139,8 +139,8 @@ class TransportKit:
         way.need("processes")
         mark = f"{way.scratch}/mark-{uuid.uuid4().hex}"
         script = 'echo $$ >"$1"; sh -c "sleep 300; echo survived" & sleep 300; echo survived'
-        outcome = session.run(Command(argv=(mark,), script=script, timeout=2.0, mutates=True))
-        assert isinstance(outcome, Lost)
+        endless = Command(argv=(mark,), script=script, mutates=True)
+        assert reason_of_ending(session, endless) == "the remote process was ended"
         look = Command(argv=(mark,), script='kill -0 "-$(cat "$1")" 2>/dev/null && echo alive', mutates=False)
         eventually(lambda: ask(session, look).stdout == "")
 
@@ -215,6 +215,19 @@ def ask(session: Session, command: Command) -> Exit:
     outcome = session.run(command)
     assert isinstance(outcome, Exit), outcome
     return outcome
+
+
+def reason_of_ending(session: Session, command: Command) -> str:
+    """Why a command that never ends was lost, with a deadline long enough for this machine to have begun it."""
+    reason = ""
+    for timeout in (2.0, 10.0, 40.0):
+        outcome = session.run(replace(command, timeout=timeout))
+        assert isinstance(outcome, Lost), outcome
+        assert outcome.sent
+        reason = outcome.reason.removeprefix(f"no answer within {timeout:g} s; ")
+        if "was ended" in reason:
+            break
+    return reason
 
 
 def eventually(check, seconds: float = PATIENCE) -> None:
