@@ -8,11 +8,12 @@ from dataclasses import replace
 
 from gpufleet.clock import Clock
 from gpufleet.errors import FleetError, HostUnreachable
+from gpufleet.hosts import nvml
 from gpufleet.hosts.compose import compose
 from gpufleet.hosts.model import HostFacts, Symptom, Unknown
 from gpufleet.hosts.probes import script
 from gpufleet.hosts.probes.system import pairs
-from gpufleet.inventory.model import Become, Host
+from gpufleet.inventory.model import Become, Connection, Host
 from gpufleet.names import HostName
 from gpufleet.remote.fanout import fanout
 from gpufleet.remote.result import Exit, Lost
@@ -49,7 +50,24 @@ def gather(
 def facts_of(transport: Transport, host: Host, *, clock: Clock) -> HostFacts:
     """Facts of one host; raises HostUnreachable when it is not reached or does not answer to the end."""
     with closing(transport.open(host.name)) as session:
-        return ask(session, host, clock=clock)
+        facts = ask(session, host, clock=clock)
+    return _with_nvml(facts) if host.connection is Connection.LOCAL else facts
+
+
+def _with_nvml(facts: HostFacts) -> HostFacts:
+    """GPUs of this machine from NVML, where there is no nvidia-smi to ask."""
+    absent = {"driver-missing", "gpu-none"}
+    if not absent & {symptom.code for symptom in facts.symptoms}:
+        return facts
+    gpus = nvml.gpus()
+    if isinstance(gpus, Unknown) or not gpus.value:
+        return facts
+    return replace(
+        facts,
+        gpus=gpus,
+        driver=gpus.value[0].driver,
+        symptoms=tuple(symptom for symptom in facts.symptoms if symptom.code not in absent),
+    )
 
 
 def ask(session: Session, host: Host, *, clock: Clock) -> HostFacts:

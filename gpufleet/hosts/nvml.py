@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import ModuleType
 from typing import Any, TypeVar
 
 from gpufleet.hosts.model import Fact, GpuFact, GpuProcess, Known, MigFact, MigInstance, Unknown
@@ -19,19 +18,24 @@ def gpus() -> Fact[tuple[GpuFact, ...]]:
         import pynvml  # noqa: PLC0415  # 30 ms that only this path pays
     except ImportError:
         return Unknown("nvidia-ml-py is not installed")
+    return read(pynvml)
+
+
+def read(nvml: Any) -> Fact[tuple[GpuFact, ...]]:
+    """All that a loaded library tells."""
     try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError as error:
+        nvml.nvmlInit()
+    except nvml.NVMLError as error:
         return Unknown(f"NVML: {error}")
     try:
-        return Known(tuple(_gpu(pynvml, index) for index in range(pynvml.nvmlDeviceGetCount())))
-    except pynvml.NVMLError as error:
+        return Known(tuple(_gpu(nvml, index) for index in range(nvml.nvmlDeviceGetCount())))
+    except nvml.NVMLError as error:
         return Unknown(f"NVML: {error}")
     finally:
-        pynvml.nvmlShutdown()
+        nvml.nvmlShutdown()
 
 
-def _gpu(nvml: ModuleType, index: int) -> GpuFact:
+def _gpu(nvml: Any, index: int) -> GpuFact:
     handle = nvml.nvmlDeviceGetHandleByIndex(index)
 
     def ask(question: Callable[[Any], Value]) -> Fact[Value]:
@@ -52,14 +56,14 @@ def _gpu(nvml: ModuleType, index: int) -> GpuFact:
     )
 
 
-def _ask(nvml: ModuleType, question: Callable[[], Value]) -> Fact[Value]:
+def _ask(nvml: Any, question: Callable[[], Value]) -> Fact[Value]:
     try:
         return Known(question())
     except nvml.NVMLError as error:
         return Unknown(f"NVML: {error}")
 
 
-def _mig(nvml: ModuleType, handle: Any) -> MigFact:
+def _mig(nvml: Any, handle: Any) -> MigFact:
     try:
         current, pending = nvml.nvmlDeviceGetMigMode(handle)
     except nvml.NVMLError_NotSupported:
@@ -75,7 +79,7 @@ def _mig(nvml: ModuleType, handle: Any) -> MigFact:
     )
 
 
-def _slices(nvml: ModuleType, handle: Any) -> tuple[MigInstance, ...]:
+def _slices(nvml: Any, handle: Any) -> tuple[MigInstance, ...]:
     found: list[MigInstance] = []
     for number in range(nvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
         try:
@@ -86,7 +90,7 @@ def _slices(nvml: ModuleType, handle: Any) -> tuple[MigInstance, ...]:
     return tuple(found)
 
 
-def _slice(nvml: ModuleType, handle: Any, device: Any) -> MigInstance:
+def _slice(nvml: Any, handle: Any, device: Any) -> MigInstance:
     instance = _ask(nvml, lambda: int(nvml.nvmlDeviceGetGpuInstanceId(device)))
     place = _ask(nvml, lambda: _placement(nvml, handle, instance))
     return MigInstance(
@@ -100,7 +104,7 @@ def _slice(nvml: ModuleType, handle: Any, device: Any) -> MigInstance:
     )
 
 
-def _placement(nvml: ModuleType, handle: Any, instance: Fact[int]) -> tuple[int, int]:
+def _placement(nvml: Any, handle: Any, instance: Fact[int]) -> tuple[int, int]:
     if isinstance(instance, Unknown):
         raise nvml.NVMLError(nvml.NVML_ERROR_NOT_FOUND)
     seen = nvml.nvmlGpuInstanceGetInfo(nvml.nvmlDeviceGetGpuInstanceById(handle, instance.value))

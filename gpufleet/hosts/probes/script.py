@@ -105,7 +105,7 @@ begin runtime
 kind=
 path=
 if [ -n "$given" ]; then
-  if [ -f "$given" ] && [ -x "$given" ]; then
+  if command -v "$given" >/dev/null 2>&1 && [ ! -d "$given" ]; then
     path=$given
     kind=$wanted
     if [ "$kind" = auto ]; then kind=${{given##*/}}; fi
