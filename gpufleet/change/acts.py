@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from gpufleet.change import lease
+from gpufleet.change import fence
 from gpufleet.change.checks import Asker, at_once
 from gpufleet.change.events import Act, Ended, Found, Observed, Progress, Result
 from gpufleet.change.lease import Grant
@@ -105,7 +105,7 @@ class Hands:
             return CannotTell(NO_LEASE)
 
         def ask(command: Command) -> Outcome:
-            return self._fenced(step, self.reach.insist(step.host, lease.quiet(command, grant, step.id)))
+            return self._fenced(step, self.reach.insist(step.host, fence.quiet(command, grant, step.id)))
 
         asker = Asker(ask=ask, predicates=self.predicates, clock=self.clock)
         return asker.once(at_once(check))
@@ -125,21 +125,21 @@ class Hands:
         if grant is None:
             return Lost(reason=NO_LEASE, sent=False)
         with self.mirror.carried(step.host) as lines:
-            fenced = lease.guarded(command, grant, step.id, copy=lines.text, anyway=anyway)
+            fenced = fence.guarded(command, grant, step.id, copy=lines.text, anyway=anyway)
             outcome = self.reach.insist(step.host, fenced)
-            if isinstance(outcome, Exit) and lease.refusal(outcome) is None:
+            if isinstance(outcome, Exit) and fence.refusal(outcome) is None:
                 lines.delivered()
         return self._fenced(step, outcome)
 
     def _fenced(self, step: Step, outcome: Outcome) -> Outcome:
         if not isinstance(outcome, Exit):
             return outcome
-        match lease.refusal(outcome):
-            case lease.FENCED:
+        match fence.refusal(outcome):
+            case fence.FENCED:
                 raise LeaseLost("another operator took over the lease", where=step.host)
-            case lease.BUSY:
+            case fence.BUSY:
                 return Lost(reason="an earlier command of this step is still at work there", sent=True)
-            case lease.NO_COPY:
+            case fence.NO_COPY:
                 return Exit(code=1, stderr="the journal's copy cannot be written: is the disk full?")
             case _:
                 return outcome

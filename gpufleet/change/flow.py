@@ -21,7 +21,7 @@ from gpufleet.change.acts import Hands
 from gpufleet.change.apply import Interpreter, Outcome
 from gpufleet.change.document import Resolve, plan_record, secrets_of
 from gpufleet.change.events import Ending, Goal, Observer, Reopened, silent
-from gpufleet.change.journal import Opened, Opening, body_of, encode, opening, replay
+from gpufleet.change.journal import Opened, Opening, body_of, opening, replay
 from gpufleet.change.journal_file import JournalFile
 from gpufleet.change.lease import HEARTBEAT, Holder
 from gpufleet.change.lease_keeper import Audit, LeaseKeeper, show
@@ -100,7 +100,7 @@ def run_change(
         try:
             keeper = _keeper(tools, reach, run, seat, plan)
             try:
-                keeper.take(plan.hosts, encode(file.records[0]), required=None)
+                keeper.take(plan.hosts, file.records[0])
                 _check_again(recheck, keeper)
             except BaseException:
                 file.discard()
@@ -137,13 +137,13 @@ def take_up(run: RunId, tools: Tools, goal: Goal, *, resolve: Resolve, on_commit
         try:
             keeper = _keeper(tools, reach, run, journal_file.seat(tools.state_dir), head.plan)
             if before.phase in _OVER:
-                return _tidied(before, goal, reach, keeper, encode(file.records[0]))
+                return _tidied(before, goal, reach, keeper, file)
             reopened = Reopened(goal=goal)
             try:
                 state = evolve(before, reopened)
             except IllegalEvent as error:
                 raise Refused(str(error), where=f"run {run}") from error
-            keeper.take(head.hosts, encode(file.records[0]), required=frozenset())
+            keeper.take(head.hosts, file.records[0], again=tuple(file.records))
             mirror = Mirror(head.plan)
             mirror.add(file.append(body_of(reopened)))
             unseen = _missing(head, state, keeper)
@@ -159,11 +159,11 @@ _OVER = {RunPhase.COMMITTED: Goal.RESUME, RunPhase.UNDONE: Goal.UNDO}
 """The ways in which a run is over, and the wish that each of them fulfils."""
 
 
-def _tidied(state: State, goal: Goal, reach: Reach, keeper: LeaseKeeper, copy_head: bytes) -> Change:
+def _tidied(state: State, goal: Goal, reach: Reach, keeper: LeaseKeeper, file: JournalFile) -> Change:
     """Give back what a run that is over still holds."""
     ours = frozenset(host for host in state.plan.hosts if _holds(reach, host, keeper.run))
     if ours:
-        keeper.take(ours, copy_head, required=frozenset())
+        keeper.take(ours, file.records[0], again=tuple(file.records), tidy=True)
         keeper.release(ending=state.phase.value, rest=lambda _host: b"")
     if _OVER[state.phase] is not goal:
         raise Refused(f"the run is {state.phase} and over", where=f"run {keeper.run}", run=keeper.run)

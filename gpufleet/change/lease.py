@@ -15,10 +15,7 @@ after the old token so that nobody can move the folder of a newer holder. Taken 
 An expired lease whose run is open is left: `change resume` or `change undo` of that run ends it properly, and
 `change unlock` breaks it.
 
-Fencing. Every mutating command of a run is sent through `guarded`: the same script first checks that the lease still
-carries our token, writes what the journal's copy on that host lacks, and notes that the step is busy. A holder whose
-lease was taken over therefore changes nothing more. A command whose answer was lost may still be at work: the
-next guarded command of the same step waits for it, and gives up as `BUSY` rather than act beside it.
+Commands of a holder whose lease was taken over are stopped by `fence`.
 
 Results are read from our own words on standard output, never from another program's text.
 """
@@ -28,10 +25,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
 
-from gpufleet.names import HostName, RunId, StepId
+from gpufleet.names import HostName, RunId
 from gpufleet.remote.command import Command
 from gpufleet.remote.result import Exit
 
@@ -41,12 +38,7 @@ HEARTBEAT = 20.0
 EXPIRES = 120
 """Seconds without a heartbeat after which a lease has expired."""
 
-FENCED = 86
-BUSY = 87
-NO_COPY = 88
-"""Exit statuses of the guard, each believed only together with the guard's own word."""
-
-_WORD = "gpufleet-lease"
+WORD = "gpufleet-lease"
 _TIMEOUT = 30.0
 
 
@@ -62,6 +54,7 @@ class Standing(StrEnum):
     BROKEN = "broken"
     LOST = "lost"
     FULL = "full"
+    SETTLED = "settled"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +78,8 @@ class Answer:
         root: the absolute path of `~/.gpufleet` there, once taken: root through sudo has another home.
         over: the token of the holder that was replaced.
         open_run: the holder's run acted on this host and has not settled.
+        last_line: of the journal's copy, once taken: it tells a journal that another machine went on with.
+        ending: how the run settled, when the host knows it to be over.
     """
 
     standing: Standing
@@ -92,6 +87,8 @@ class Answer:
     holder: Holder | None = None
     over: str = ""
     open_run: bool = False
+    last_line: str = ""
+    ending: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,15 +127,20 @@ read_lease() {
   if [ -n "$run" ] && [ -f "$root/runs/$run/acted" ] && [ ! -f "$root/runs/$run/settled" ]; then open=yes; fi
 }
 say() { printf '%s %s %s %s %s\\n%s\\n' 'WORD' "$1" "$age" "$open" "${2:--}" "$json"; }
-""".replace("EXPIRES", str(EXPIRES)).replace("WORD", _WORD)
+""".replace("EXPIRES", str(EXPIRES)).replace("WORD", WORD)
 
-# $1 token, $2 run, $3 seat, $4 lease.json without its end; standard input: the head of the journal's copy.
+# $1 token, $2 run, $3 seat, $4 lease.json without its end, $5 `tidy` for a run that is known to be over; standard
+# input: the head of the journal's copy.
 _TAKE = (
     _PRELUDE
     + """\
 mkdir -p "$root" && chmod 700 "$root"
 over=
 attempt=1
+if [ "$5" != tidy ] && [ -f "$root/runs/$2/settled" ]; then
+  printf '%s settled %s\\n' 'WORD' "$(cat "$root/runs/$2/settled")"
+  exit 0
+fi
 while ! mkdir "$lease" 2>/dev/null; do
   read_lease
   if [ ! -d "$lease" ]; then
@@ -164,8 +166,9 @@ sync "$root/runs/$2/journal.jsonl" 2>/dev/null
 read_lease
 if [ "$token" != "$1" ]; then say "$standing"; exit 0; fi
 printf '%s taken %s %s\\n' 'WORD' "${over:--}" "$root"
+tail -n 1 "$root/runs/$2/journal.jsonl"
 """
-).replace("WORD", _WORD)
+).replace("WORD", WORD)
 
 # Exactly one taker makes the folder named after the old token, and only that one moves the old lease away. If it
 # died in between, its mark is as old as an expired lease and is removed.
@@ -192,14 +195,14 @@ read_lease
 if [ "$token" != "$1" ]; then say lost; exit 0; fi
 date +%s >"$lease/beat-$1" && printf '%s renewed\\n' 'WORD' || printf '%s full\\n' 'WORD'
 """
-).replace("WORD", _WORD)
+).replace("WORD", WORD)
 
 _SHOW = (
     _PRELUDE
     + """\
 if [ -d "$lease" ]; then read_lease; say "$standing"; else printf '%s free\\n' 'WORD'; fi
 """
-).replace("WORD", _WORD)
+).replace("WORD", WORD)
 
 # $1 token, $2 run, $3 ending or nothing; standard input: what the journal's copy still lacks.
 _RELEASE = (
@@ -218,7 +221,7 @@ mv "$lease" "$root/was-$1" && rm -rf "$root/was-$1"
 rmdir "$root/over-$1"
 printf '%s released\\n' 'WORD'
 """
-).replace("WORD", _WORD)
+).replace("WORD", WORD)
 
 # $1 token that is to be broken, as `show` gave it; nothing when the lease was half made
 _BREAK = (
@@ -233,48 +236,14 @@ mv "$lease" "$root/was-${1:-half}" 2>/dev/null && rm -rf "$root/was-${1:-half}"
 rmdir "$mark"
 say broken
 """
-).replace("WORD", _WORD)
-
-# $1 root, $2 token, $3 run, $4 step's file name, $5 lines for the copy, $6 what to do when they cannot be written.
-# A process is told from a later one with the same number by its start time, where /proc has it.
-_GUARD = """\
-born() { cut -d ' ' -f 22 "/proc/$1/stat" 2>/dev/null; }
-alive() { [ -d "/proc/$1" ] || kill -0 "$1" 2>/dev/null; }
-json=$(cat "$1/lease/lease.json" 2>/dev/null)
-token=${json#*\\"token\\":\\"}
-if [ "${token%%\\"*}" != "$2" ]; then printf '%s fenced\\n' 'WORD' >&2; exit 86; fi
-busy=$1/runs/$3/busy-$4
-waited=0
-while [ -f "$busy" ]; do
-  pid= since=
-  read pid since <"$busy"
-  if [ -z "$pid" ] || [ "$pid" = "$$" ] || ! alive "$pid" || [ "$(born "$pid")" != "$since" ]; then break; fi
-  if [ "$waited" -ge PATIENCE ]; then printf '%s busy\\n' 'WORD' >&2; exit 87; fi
-  waited=$((waited + 1))
-  sleep 1
-done
-"""
-_MARK = """\
-(
-  umask 077
-  cd "$1/runs/$3" || exit 1
-  [ -f acted ] || : >acted || exit 1
-  [ -z "$5" ] || { printf '%s\\n' "$5" >>journal.jsonl && { sync journal.jsonl || :; } || exit 1; }
-  printf '%s %s\\n' "$$" "$(born "$$")" >"busy-$4" || :
-) 2>/dev/null || [ "$6" = anyway ] || { printf '%s nocopy\\n' 'WORD' >&2; exit 88; }
-shift 6
-"""
-_UNMARK = """\
-status=$?
-rm -f "$busy"
-exit "$status"
-"""
-PATIENCE = 30
-"""Seconds that a guarded command waits for an earlier one of its step whose answer was lost."""
+).replace("WORD", WORD)
 
 
-def take(holder: Holder, copy_head: bytes) -> Command:
-    """Take the lease; `copy_head` begins the journal's copy on that host. Answer: TAKEN, HELD, EXPIRED or FULL."""
+def take(holder: Holder, copy_head: bytes, *, tidy: bool = False) -> Command:
+    """Take the lease; `copy_head` begins the journal's copy on that host, unless there is one.
+
+    `tidy`: the run is over and its lease is only to be given back. Answer: TAKEN, HELD, EXPIRED, SETTLED or FULL.
+    """
     head = {
         "token": holder.token,
         "run": holder.run,
@@ -285,7 +254,7 @@ def take(holder: Holder, copy_head: bytes) -> Command:
     text = json.dumps(head, separators=(",", ":"))[:-1] + ","
     return Command(
         script=_TAKE,
-        argv=(holder.token, holder.run, holder.seat, text),
+        argv=(holder.token, holder.run, holder.seat, text, "tidy" if tidy else ""),
         stdin=copy_head,
         timeout=_TIMEOUT,
         mutates=True,
@@ -318,11 +287,18 @@ def parse(answer: Exit) -> Answer | None:
     lines = answer.stdout.splitlines()
     for number, line in enumerate(lines):
         words = line.split(" ", 4)
-        if words[0] != _WORD or len(words) < 2 or words[1] not in set(Standing):
+        if words[0] != WORD or len(words) < 2 or words[1] not in set(Standing):
             continue
         standing = Standing(words[1])
         if standing is Standing.TAKEN and len(words) >= 4:
-            return Answer(standing=standing, over=words[2].replace("-", ""), root=" ".join(words[3:]))
+            return Answer(
+                standing=standing,
+                over=words[2].replace("-", ""),
+                root=" ".join(words[3:]),
+                last_line="".join(lines[number + 1 : number + 2]),
+            )
+        if standing is Standing.SETTLED:
+            return Answer(standing=standing, ending=" ".join(words[2:]))
         if len(words) < 4:
             return Answer(standing=standing)
         holder = _holder("\n".join(lines[number + 1 :]), words[2])
@@ -348,44 +324,3 @@ def _holder(text: str, age: str) -> Holder:
         started=started if isinstance(started, int) else None,
         age=int(age) if re.fullmatch(r"-?[0-9]+", age) else None,
     )
-
-
-def guarded(command: Command, grant: Grant, step: StepId, *, copy: str = "", anyway: bool = False) -> Command:
-    """The same command behind the fence; its standard input, timeout and sudo stay.
-
-    `copy`: lines for the journal's copy on that host, written before the command runs. When they cannot be written
-    the command does not run, unless `anyway`: an undo is not held up by a full disk.
-    """
-    words = (
-        grant.root,
-        grant.token,
-        grant.run,
-        _file_name(step),
-        copy.rstrip("\n"),
-        "anyway" if anyway else "",
-    )
-    body = command.script.rstrip() if command.script else '"$@"'
-    script = f"{_GUARD}{_MARK}(\n{body}\n)\n{_UNMARK}".replace("WORD", _WORD)
-    return replace(command, script=script.replace("PATIENCE", str(PATIENCE)), argv=(*words, *command.argv))
-
-
-def quiet(look: Command, grant: Grant, step: StepId) -> Command:
-    """A look that first waits until no earlier command of the step is at work on the host."""
-    words = (grant.root, grant.token, grant.run, _file_name(step))
-    body = look.script.rstrip() if look.script else '"$@"'
-    script = f"{_GUARD}shift 4\n{body}\n".replace("WORD", _WORD).replace("PATIENCE", str(PATIENCE))
-    return replace(look, script=script, argv=(*words, *look.argv), timeout=look.timeout + PATIENCE)
-
-
-def refusal(answer: Exit) -> int | None:
-    """FENCED, BUSY or NO_COPY when the guard, and not the command, ended it."""
-    words = {FENCED: "fenced", BUSY: "busy", NO_COPY: "nocopy"}
-    word = words.get(answer.code)
-    if word is None or f"{_WORD} {word}" not in answer.stderr.splitlines():
-        return None
-    return answer.code
-
-
-def _file_name(step: StepId) -> str:
-    """The step as part of a file name; the plan's ids are short, and two that fall together only wait for each other."""
-    return re.sub(r"[^A-Za-z0-9._-]", "_", step)[:100]

@@ -6,16 +6,19 @@ import json
 import os
 import secrets
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from gpufleet.change import lease
+from gpufleet.change.document import JournalError
+from gpufleet.change.journal import Record, decode, encode
 from gpufleet.change.lease import Answer, Grant, Holder, Standing
 from gpufleet.change.reach import Reach
 from gpufleet.clock import Clock
-from gpufleet.errors import ErrorRow, HostUnreachable, LeaseHeld, PreflightFailed
+from gpufleet.errors import ErrorRow, HostUnreachable, LeaseHeld, PreflightFailed, Refused
 from gpufleet.names import HostName, RunId
+from gpufleet.remote.command import Command
 from gpufleet.remote.result import Exit, Lost
 
 
@@ -41,21 +44,26 @@ class LeaseKeeper:
         self._thread: threading.Thread | None = None
 
     def take(
-        self, hosts: Iterable[HostName], copy_head: bytes, *, required: frozenset[HostName] | None
+        self, hosts: Iterable[HostName], head: Record, *, again: Sequence[Record] = (), tidy: bool = False
     ) -> None:
         """Take all leases, in name order, or none.
 
-        `required`: hosts that must answer; the others may be out of reach and then have no grant. None: all.
+        Args:
+            hosts: whose.
+            head: the journal's first record, with which the copies begin.
+            again: the records of a run that is taken up; then a host may be out of reach, and has no grant.
+            tidy: the run is over, its leases are only to be given back.
 
         Raises:
             LeaseHeld: somebody else holds one; rows say who, since when and what to do.
-            HostUnreachable: a required host does not answer.
+            HostUnreachable: a host of a fresh run does not answer.
             PreflightFailed: a host cannot write its state.
+            Refused: the run was taken up on another machine and went on there.
         """
         self._start()
         try:
             for host in sorted(hosts):
-                self._take_one(host, copy_head, required=required is None or host in required)
+                self._take_one(host, lease.take(self._holder, encode(head), tidy=tidy), again)
         except BaseException:
             self.release(ending="", rest=lambda _host: b"")
             raise
@@ -107,15 +115,15 @@ class LeaseKeeper:
             for beat in beats:
                 beat.join(self._heartbeat)
 
-    def _take_one(self, host: HostName, copy_head: bytes, *, required: bool) -> None:
-        outcome = self._reach.insist(host, lease.take(self._holder, copy_head))
+    def _take_one(self, host: HostName, command: Command, again: Sequence[Record]) -> None:
+        outcome = self._reach.insist(host, command)
         if isinstance(outcome, Lost) and outcome.sent:
             # It may hold our token already; taking again with the same run and seat is harmless.
-            outcome = self._reach.insist(host, lease.take(self._holder, copy_head))
+            outcome = self._reach.insist(host, command)
         if isinstance(outcome, Lost):
-            if required:
-                raise HostUnreachable(outcome.reason, where=host, hints=("nothing was changed",))
-            return
+            if again:
+                return
+            raise HostUnreachable(outcome.reason, where=host, hints=("nothing was changed",))
         answer = lease.parse(outcome)
         if answer is None or answer.standing is Standing.FULL:
             raise PreflightFailed(
@@ -123,11 +131,33 @@ class LeaseKeeper:
                 where=host,
                 hints=(_last_line(outcome) or "make room in the home directory",),
             )
+        if answer.standing is Standing.SETTLED:
+            raise went_on(host, self.run, f"it is {answer.ending}")
         if answer.standing is not Standing.TAKEN:
             raise held(host, answer)
         self.grants[host] = Grant(host=host, token=self._holder.token, run=self.run, root=answer.root)
         if answer.over:
             self._audit.note("takeover", host=host, run=self.run, who=self._holder.who, over=answer.over)
+        if again and _number(answer.last_line) > again[-1].seq:
+            raise went_on(host, self.run, "its copy of the journal is longer than ours")
+
+
+def _number(line: str) -> int:
+    """The sequence number of a record; 0 for a line that was torn."""
+    try:
+        return decode(line.encode()).seq
+    except JournalError:
+        return 0
+
+
+def went_on(host: HostName, run: RunId, how: str) -> Refused:
+    """The error for a journal that is no longer the whole story."""
+    return Refused(
+        f"run {run} was taken up on another machine: {how}",
+        where=host,
+        hints=(f"gpufleet change resume {run} --from {host}",),
+        run=run,
+    )
 
 
 class Audit:

@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from gpufleet.change import lease
+from gpufleet.change import fence, lease
 from gpufleet.change.lease import Answer, Grant, Holder, Standing
 from gpufleet.names import HostName, RunId, StepId
 from gpufleet.remote.command import Command
@@ -205,7 +205,7 @@ def test_unknown_output_is_no_answer():
 
 
 def act(hosts: ShellHosts, grant: Grant, *argv: str, **changes) -> Exit:
-    command = lease.guarded(Command(argv=argv, mutates=True), grant, STEP, **changes)
+    command = fence.guarded(Command(argv=argv, mutates=True), grant, STEP, **changes)
     outcome = hosts.open(HOST).run(command)
     assert isinstance(outcome, Exit)
     return outcome
@@ -222,9 +222,16 @@ def test_the_guard_lets_the_holder_act_with_words_and_input_untouched(hosts):
         stdin=b"fed\n",
         mutates=True,
     )
-    outcome = hosts.open(HOST).run(lease.guarded(command, grant, STEP))
+    outcome = hosts.open(HOST).run(fence.guarded(command, grant, STEP))
     assert outcome == Exit(code=7, stdout="fed-one-two", stderr="")
     assert not list((hosts.home(HOST) / ".gpufleet" / "runs" / grant.run).glob("busy-*"))
+
+
+def test_the_guard_does_not_touch_the_text_of_a_script(hosts):
+    grant = granted(hosts, holder(1))
+    command = Command(script="PASSWORD=WORD-PATIENCE; printf '%s' \"$PASSWORD\"", mutates=True)
+    for wrapped in (fence.guarded(command, grant, STEP), fence.quiet(command, grant, STEP)):
+        assert hosts.open(HOST).run(wrapped) == Exit(code=0, stdout="WORD-PATIENCE")
 
 
 def test_a_stale_holder_changes_nothing(hosts):
@@ -233,7 +240,7 @@ def test_a_stale_holder_changes_nothing(hosts):
     target = hosts.home(HOST) / "changed"
     for _ in range(2):
         answer = act(hosts, grant, "touch", str(target))
-        assert lease.refusal(answer) == lease.FENCED
+        assert fence.refusal(answer) == fence.FENCED
         assert not target.exists()
         granted(hosts, holder(2)) if ask(hosts, lease.show()).standing is Standing.FREE else None
 
@@ -242,7 +249,7 @@ def test_a_program_that_exits_like_the_guard_is_not_taken_for_it(hosts):
     grant = granted(hosts, holder(1))
     answer = act(hosts, grant, "sh", "-c", "exit 86")
     assert answer.code == 86
-    assert lease.refusal(answer) is None
+    assert fence.refusal(answer) is None
 
 
 def test_the_copy_is_written_before_the_command_runs(hosts):
@@ -257,7 +264,7 @@ def test_no_copy_no_act_but_an_undo_is_not_held_up(hosts):
     folder = hosts.home(HOST) / ".gpufleet" / "runs" / grant.run
     shutil.rmtree(folder)
     target = hosts.home(HOST) / "changed"
-    assert lease.refusal(act(hosts, grant, "touch", str(target), copy="{}")) == lease.NO_COPY
+    assert fence.refusal(act(hosts, grant, "touch", str(target), copy="{}")) == fence.NO_COPY
     assert not target.exists()
     assert act(hosts, grant, "touch", str(target), copy="{}", anyway=True).ok
     assert target.exists()
@@ -267,15 +274,15 @@ def test_the_next_command_of_a_step_waits_for_one_whose_answer_was_lost(hosts):
     grant = granted(hosts, holder(1))
     home = hosts.home(HOST)
     script = 'touch "$HOME/begun"; while [ ! -e "$HOME/go" ]; do sleep 0.05; done; touch "$HOME/late"'
-    command = lease.guarded(Command(script=script, mutates=True), grant, STEP)
+    command = fence.guarded(Command(script=script, mutates=True), grant, STEP)
     first = threading.Thread(target=hosts.execute, args=(HOST, command))
     first.start()
     wait_for(home / "begun")
     seen: list[object] = []
-    look = lease.quiet(Command(script='[ -e "$HOME/late" ]', mutates=False), grant, STEP)
+    look = fence.quiet(Command(script='[ -e "$HOME/late" ]', mutates=False), grant, STEP)
     second = threading.Thread(target=lambda: seen.append(hosts.execute(HOST, look)))
     second.start()
-    other = hosts.execute(HOST, lease.guarded(Command(argv=("true",), mutates=True), grant, StepId("other")))
+    other = hosts.execute(HOST, fence.guarded(Command(argv=("true",), mutates=True), grant, StepId("other")))
     assert other == Exit(code=0)
     assert not seen
     (home / "go").touch()
@@ -285,16 +292,16 @@ def test_the_next_command_of_a_step_waits_for_one_whose_answer_was_lost(hosts):
 
 
 def test_a_command_that_never_ends_makes_the_next_one_busy(hosts, monkeypatch):
-    monkeypatch.setattr(lease, "PATIENCE", 1)
+    monkeypatch.setattr(fence, "PATIENCE", 1)
     grant = granted(hosts, holder(1))
     home = hosts.home(HOST)
     script = 'touch "$HOME/begun"; while [ ! -e "$HOME/go" ]; do sleep 0.05; done'
     first = threading.Thread(
-        target=hosts.execute, args=(HOST, lease.guarded(Command(script=script, mutates=True), grant, STEP))
+        target=hosts.execute, args=(HOST, fence.guarded(Command(script=script, mutates=True), grant, STEP))
     )
     first.start()
     wait_for(home / "begun")
-    assert lease.refusal(act(hosts, grant, "touch", str(home / "changed"))) == lease.BUSY
+    assert fence.refusal(act(hosts, grant, "touch", str(home / "changed"))) == fence.BUSY
     assert not (home / "changed").exists()
     (home / "go").touch()
     first.join()
