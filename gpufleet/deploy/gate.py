@@ -22,6 +22,8 @@ from gpufleet.redact import Secret, scrub
 from gpufleet.remote.result import Exit
 
 RESTARTS_ALLOWED = 3
+"""As the restart policy until readiness; a runtime whose policies cannot be changed goes on restarting."""
+
 SHOWN_LINES = 12
 
 PYTHON = """
@@ -191,7 +193,7 @@ def _ended(seen: Seen) -> Fails | None:
     cause = diagnose.first_cause(seen.log)
     if cause is not None:
         return Fails(cause.line, cause.fix)
-    if not over and seen.restarts < RESTARTS_ALLOWED:
+    if not over and seen.restarts <= RESTARTS_ALLOWED:
         return None
     how = f"exited with status {seen.exit_code}" if over else f"crashed {seen.restarts} times"
     return Fails(
@@ -243,16 +245,21 @@ def _judge_tokens(seen: Seen) -> Verdict:
             scrub(error) or f"a chat is answered {seen.tokens.status}",
             "check that this model answers chats or completions",
         )
-    return _waits(seen, error or f"a chat is answered {seen.tokens.status or 'by nothing'}")
+    if not seen.tokens.status:
+        return _waits(seen, "no token came within 60 seconds")
+    return _waits(seen, error or f"a chat is answered {seen.tokens.status}")
 
 
 def _waits(seen: Seen, reason: str) -> Waits:
     """Progress is what is waited for, the phase, and the last line without its numbers: a clock is no progress."""
-    phase = diagnose.phase(seen.log)
+    phase, last = diagnose.phase(seen.log), _last_line(seen.log)
     crashes = f", restarted {seen.restarts} times" if seen.restarts else ""
     told = "; ".join(part for part in (f"{reason}{crashes}", phase) if part)
-    last = _NUMBERS.sub("", _last_line(seen.log))
-    return Waits(progress=scrub(f"{told}: {last}" if last else told), reason=scrub(told))
+    moved = _NUMBERS.sub("", last)
+    return Waits(
+        progress=scrub(f"{told}: {moved}" if moved else told),
+        reason=scrub(f"{told}; the log's last line: {last}" if last else told),
+    )
 
 
 def _last_line(text: str) -> str:

@@ -115,7 +115,7 @@ def _start_step(launch: Launch, new: New, host: Host, dialect: Dialect, after: f
     words = commands.run_words(
         dialect,
         launch.container,
-        name=f"gf-{pool.name}-{new.number}-{launch.run[-6:]}",
+        name=f"gpufleet-{pool.name}-{new.number}-{launch.run[-6:]}",
         labels={
             f"{LABEL}.pool": pool.name,
             f"{LABEL}.replica": new.replica,

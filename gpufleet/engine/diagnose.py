@@ -71,7 +71,7 @@ SIGNATURES: tuple[Signature, ...] = (
     _signature("image-unknown", r"manifest unknown|manifest for \S+ not found|No such image|no matching manifest|pull access denied|repository does not exist", "check engine.image; the registry does not have it for this machine"),
     _signature("registry-tls", r"server gave HTTP response to HTTPS client", "declare the registry as insecure on the host, or give it TLS"),
     _signature("registry", r"dial tcp.*(?:connection refused|no such host|i/o timeout|server misbehaving|no route)|toomanyrequests|net/http: (?:request canceled|TLS handshake timeout)", "the host cannot reach the registry: check its network, or load the image by hand"),
-    _signature("disk", r"[Nn]o space left on device", "make room on the host's disk"),
+    _signature("disk", r"[Nn]o space left on device|is the disk full", "make room on the host's disk"),
     _signature("name-taken", r"The container name .* is already in use", "another run left it behind: `gpufleet change list`"),
     _signature("entrypoint", r"executable file not found in \$PATH|no such file or directory: unknown", "engine.image is no vLLM image"),
     _signature("limit", r"Minimum memory limit allowed|[Rr]ange of CPUs is from", "correct the pool's limits"),

@@ -40,7 +40,8 @@ def test_a_deploy_brings_every_replica_up_and_publishes_them(site):
         ("gpu-02/0", "done", "http://127.77.0.2:8000"),
     ]
     assert all(row["gpu"].startswith("GPU-") for row in done.hosts)
-    assert site.leftovers() == {}
+    assert site.environment_files() == {}
+    assert site.leases() == []
     assert [run.run for run in site.runs()] == [done.run]
 
 
@@ -200,7 +201,8 @@ def refused(site, error, pool=None, *faults):
     with pytest.raises(error) as caught:
         site.deploy(pool, *faults)
     assert site.containers() == before
-    assert site.leftovers() == {}
+    assert site.environment_files() == {}
+    assert site.leases() == []
     assert site.routes() == {}
     return caught.value
 
@@ -246,7 +248,8 @@ def test_a_fleet_that_moved_since_the_plan_makes_it_stale(site):
         carry_out(site.tools(), prepared)
     assert caught.value.exit is ExitCode.STALE
     assert site.containers() == before
-    assert site.leftovers() == {}
+    assert site.environment_files() == {}
+    assert site.leases() == []
 
 
 def test_a_second_pool_goes_where_there_is_room(site):
@@ -256,4 +259,4 @@ def test_a_second_pool_goes_where_there_is_room(site):
     assert sorted(site.routes()) == ["chat", "embed"]
     with pytest.raises(Unplaceable) as caught:
         site.deploy(site.pool(name=PoolName("third")))
-    assert "gf-chat-0" in caught.value.rows[0].message
+    assert "gpufleet-chat-0" in caught.value.rows[0].message

@@ -16,10 +16,10 @@ from gpufleet.deploy.flow import deploy, prepare
 from gpufleet.deploy.tools import Done, Tools
 from gpufleet.inventory.model import Address, Host, Inventory, PortRange
 from gpufleet.inventory.secrets import resolve
+from gpufleet.lab.container_model import Policy, Wish
 from gpufleet.lab.faults import Fault, FaultScript, Kind
 from gpufleet.lab.fleet import Fleet, build_fleet, wishes_of
 from gpufleet.lab.memory import MemoryTransport
-from gpufleet.lab.simcontainer import Policy, Wish
 from gpufleet.names import HostName, PoolName, RunId
 from gpufleet.pools.model import EngineWish, GateWish, Pool
 from tests.kit.lab_kit import LabClock
@@ -136,16 +136,20 @@ class Site:
         table = json.loads(path.read_text())
         return {pool["name"]: [one["url"] for one in pool["endpoints"]] for pool in table["pools"]}
 
-    def leftovers(self) -> dict[str, list[str]]:
-        """Environment files and leases that should be gone."""
+    def environment_files(self) -> dict[str, list[str]]:
+        """Files with secrets that a start left behind, by host."""
         found: dict[str, list[str]] = {}
         for lab in self.fleet:
-            folder = "/home/ops/.gpufleet"
-            paths = [path for path, _ in lab.host.fs.walk(folder)] if lab.host.fs.exists(folder) else []
-            left = [path for path in paths if f"{folder}/env/" in path or path == f"{folder}/lease"]
-            if left:
-                found[lab.name] = left
+            for home in ("/home/ops", "/root"):
+                folder = f"{home}/.gpufleet/env"
+                names = lab.host.fs.names(folder) if lab.host.fs.exists(folder) else []
+                if names:
+                    found[lab.name] = names
         return found
+
+    def leases(self) -> list[str]:
+        """Hosts on which a lease is held."""
+        return [lab.name for lab in self.fleet if lab.host.fs.exists("/home/ops/.gpufleet/lease")]
 
     def heal(self) -> None:
         """Whatever broke works again, as after a repairman's visit."""
@@ -155,3 +159,6 @@ class Site:
             for kind in (Kind.DAEMON_BACK, Kind.DISK_FREED):
                 lab.strike(Fault(kind=kind, host=lab.name))
             lab.containers.launch_words = {}
+            lab.containers.registry = self.fleet.registry
+            lab.gpus.trouble = ""
+            lab.host.listeners = [one for one in lab.host.listeners if one.address != "0.0.0.0"]

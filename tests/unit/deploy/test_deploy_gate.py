@@ -116,7 +116,7 @@ def test_a_warning_in_the_log_of_a_container_that_never_fell_is_no_cause():
     assert isinstance(judge(look(health=http(0), log="retrying after 401 Client Error")), Waits)
 
 
-@pytest.mark.parametrize("state", ["exited 1 0 false", "dead 1 0 false", "running 0 3 false"])
+@pytest.mark.parametrize("state", ["exited 1 0 false", "dead 1 0 false", "running 0 4 false"])
 def test_an_unknown_end_shows_the_end_of_the_log_without_secrets(state):
     verdict = judge(look(state=state, log="first\ntoken hf_abcdefghijklmnopqrstuv\nlast words"))
     assert isinstance(verdict, Fails)
