@@ -20,7 +20,7 @@ PULL, START, GATE, SETTLE = (
     "intent gate-h3-0 do",
     "intent settle-h3 do",
 )
-STARTED = "outcome start-h3-0 do succeeded"
+STARTED = "outcome start-{host}-0 do succeeded"
 DOWN = ("cannot connect to the docker daemon",)
 
 
@@ -49,7 +49,7 @@ def all_ports_taken(scene: Scene) -> Iterator[None]:
     try:
         yield
     finally:
-        scene.host.shell("pkill -f 'busybox httpd -p 0.0.0.0:80'; true")
+        scene.host.shell("pkill -x busybox; true")
 
 
 @contextmanager
@@ -66,13 +66,13 @@ def other_key(scene: Scene) -> Iterator[None]:
 @contextmanager
 def unknown_host_key(scene: Scene) -> Iterator[None]:
     """The operator's known_hosts says nothing of the host."""
-    known = scene.fleet.path("known_hosts")
-    lines = known.read_text().splitlines(keepends=True)
-    known.write_text("".join(line for line in lines if not line.startswith(f"{scene.host.address} ")))
-    try:
-        yield
-    finally:
-        known.write_text("".join(lines))
+    lines = scene.fleet.path("known_hosts").read_text().splitlines(keepends=True)
+    own = scene.operator.desk / "known_hosts"
+    own.write_text("".join(line for line in lines if not line.startswith(f"{scene.host.address} ")))
+    inventory = scene.operator.inventory.read_text()
+    scene.operator.write_inventory(inventory.replace(str(scene.fleet.path("known_hosts")), str(own)))
+    yield
+    scene.operator.write_inventory()
 
 
 @contextmanager
@@ -80,7 +80,7 @@ def lease_of_another(scene: Scene) -> Iterator[None]:
     """Another operator's change is at work on the host."""
     script = """
         umask 077; mkdir -p ~/.gpufleet/lease && cd ~/.gpufleet/lease
-        printf '{"token":"aaaaaaaaaaaaaaaa","run":"20260101T000000-abcdef","seat":"bbbb","who":"alice@desk","operation":"deploy","started":%s}\\n' "$(date +%s)" > lease.json
+        printf '{"token":"aaaaaaaaaaaaaaaa","run":"20260101T000000-abcdef","seat":"bbbb","holder":"alice@desk","operation":"deploy","started":%s}\\n' "$(date +%s)" > lease.json
         date +%s > beat-aaaaaaaaaaaaaaaa
     """
     scene.fleet.ssh(scene.host, script)
@@ -198,13 +198,14 @@ def interrupt(_: Scene, started: Started) -> None:
 
 # --- the table ----------------------------------------------------------------------------------------------------
 
+IMPATIENT = {"gate": {"stall": 4}}
 NEXT = {"engine": {"image": "{v0.12.0}"}}
 LARGE = {"engine": {"image": "{v0.12.0-large}"}}
 
 BEFORE = (
     Case(fault="host powered off", phase="facts", inject=lambda s: faults.powered_off(s.fleet, s.host), exits=(7,)),
     Case(fault="link cut", phase="facts", inject=lambda s: faults.link_cut(s.host), exits=(7,)),
-    Case(fault="sshd stopped", phase="facts", inject=lambda s: faults.service(s.host, "ssh", "stop"), exits=(7,), says=("refused",)),
+    Case(fault="sshd stopped", phase="facts", inject=lambda s: faults.service(s.host, "ssh", "stop"), exits=(7,), says=("refuses",)),
     Case(fault="sshd frozen", phase="facts", inject=lambda s: faults.service(s.host, "ssh", "freeze"), exits=(7,)),
     Case(fault="key refused", phase="facts", inject=other_key, exits=(7,), says=("authentication",)),
     Case(fault="host key changed", phase="facts", inject=lambda s: faults.host_key_changed(s.host), exits=(7,), says=("SHA256:",)),
@@ -218,7 +219,7 @@ BEFORE = (
         inject=lambda s: faults.driver_fails(s.host, 9, "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver."),
     ),
     Case(fault="every GPU taken", phase="plan", inject=all_gpus_taken, exits=(4,), says=("GPU",), pool={"replicas": 9}),
-    Case(fault="every port taken", phase="plan", inject=all_ports_taken, exits=(4,), says=("port",), pool={"hosts": ["h3"], "replicas": 1}),
+    Case(fault="every port taken", phase="plan", inject=all_ports_taken, exits=(4,), says=("port",), pool={"hosts": "faulty", "replicas": 1}),
     Case(fault="home disk full", phase="lease", inject=lambda s: faults.disk_full(s.host, "/home"), exits=(4, 8), says=("full", )),
     Case(fault="lease of another", phase="lease", inject=lease_of_another, exits=(6,), says=("alice@desk",)),
 )  # fmt: skip
@@ -226,7 +227,7 @@ BEFORE = (
 AT_PULL = (
     Case(fault="image tag missing", phase="pull", inject=nothing, exits=(9,), names_host=False, says=("manifest",), pool={"engine": {"image": "{repository}:nosuch"}}),
     Case(fault="image digest missing", phase="pull", inject=nothing, exits=(9,), names_host=False, says=("manifest",), pool={"engine": {"image": "{repository}@sha256:" + "0" * 64}}),
-    Case(fault="registry down", phase="pull", inject=lambda s: faults.service(s.fleet.registry, "registry", "stop"), exits=(9,), names_host=False, says=("connection refused",), pool=LARGE),
+    Case(fault="registry down", phase="pull", alone=True, inject=lambda s: faults.service(s.fleet.registry, "registry", "stop"), exits=(9,), names_host=False, says=("connection refused",), pool=LARGE),
     Case(fault="disk full", phase="pull", at=PULL, inject=lambda s: faults.disk_full(s.host, "/var/lib/docker"), exits=(9,), says=("no space left",), pool=LARGE),
     Case(fault="slow link", phase="pull", at=PULL, inject=lambda s: faults.slow_link(s.host, "120mbit"), exits=(0,), ends="committed", pool=LARGE),
     Case(fault="docker stopped", phase="pull", at=PULL, inject=lambda s: faults.service(s.host, "docker", "stop"), exits=(9,), says=DOWN, pool=NEXT),
@@ -244,7 +245,7 @@ AT_START = (
     Case(fault="home disk full", phase="start", at=START, inject=lambda s: faults.disk_full(s.host, "/home"), exits=(9,), says=("full",)),
     Case(fault="GPU refused by the hook", phase="start", at=START, inject=gpu_unknown_to_hook, exits=(9,), says=("unknown device",)),
     Case(fault="memory limit refused", phase="start", inject=nothing, exits=(9,), names_host=False, says=("memory limit",), pool={"limits": {"memory": "1m"}}),
-    Case(fault="image removed", phase="start", at=START, inject=image_removed, exits=(9,), pool=NEXT),
+    Case(fault="image removed", phase="start", alone=True, at=START, inject=image_removed, exits=(9,), pool=NEXT),
     Case(fault="docker stopped", phase="start", at=START, inject=lambda s: faults.service(s.host, "docker", "stop"), exits=(10,), ends="undo", says=DOWN),
     Case(fault="docker killed", phase="start", at=START, inject=lambda s: faults.docker_held(s.host, "run"), midway=kill_docker_midway, exits=(10,), ends="undo", says=DOWN),
     Case(fault="session killed before its work", phase="start", at=START, inject=lambda s: faults.docker_held(s.host, "run"), midway=kill_sessions_midway, exits=(0,), ends="committed"),
@@ -257,8 +258,8 @@ AT_START = (
 )  # fmt: skip
 
 AT_GATE = (
-    Case(fault="engine never ready", phase="gate", inject=lambda s: faults.engine_behaves(s.host, "never"), exits=(9,), says=("not listening",)),
-    Case(fault="engine unhealthy", phase="gate", inject=lambda s: faults.engine_behaves(s.host, "unhealthy"), exits=(9,), says=("503",)),
+    Case(fault="engine never ready", phase="gate", inject=lambda s: faults.engine_behaves(s.host, "never"), exits=(9,), says=("not listening",), pool=IMPATIENT),
+    Case(fault="engine unhealthy", phase="gate", inject=lambda s: faults.engine_behaves(s.host, "unhealthy"), exits=(9,), says=("503",), pool=IMPATIENT),
     Case(fault="engine crashes", phase="gate", inject=lambda s: faults.engine_behaves(s.host, "crash"), exits=(9,), says=("No available memory for the cache blocks",)),
     Case(fault="CUDA out of memory", phase="gate", inject=lambda s: faults.engine_behaves(s.host, "cuda-oom"), exits=(9,), says=("CUDA out of memory",)),
     Case(fault="killed for memory", phase="gate", inject=lambda s: faults.engine_behaves(s.host, "oom"), exits=(9,), says=("out of memory",), pool={"limits": {"memory": "64m"}}),
@@ -286,10 +287,10 @@ WHOLE = {"slice": {"gpus": 4}}
 IN_PLACE = (
     Case(fault="image digest missing", phase="pull", in_place=True, inject=nothing, exits=(9,), names_host=False, says=("manifest",), pool={**WHOLE, "engine": {"image": "{repository}@sha256:" + "0" * 64}}),
     Case(fault="engine crashes", phase="gate", in_place=True, inject=lambda s: faults.engine_behaves(s.host, "crash"), exits=(9,), says=("No available memory",), pool={**WHOLE, **NEXT}),
-    Case(fault="engine never ready", phase="gate", in_place=True, inject=lambda s: faults.engine_behaves(s.host, "never"), exits=(9,), says=("not listening",), pool={**WHOLE, **NEXT}),
+    Case(fault="engine never ready", phase="gate", in_place=True, inject=lambda s: faults.engine_behaves(s.host, "never"), exits=(9,), says=("not listening",), pool={**WHOLE, **NEXT, **IMPATIENT}),
     Case(fault="disk full", phase="start", in_place=True, at=START, inject=lambda s: faults.disk_full(s.host, "/var/lib/docker"), exits=(9,), says=("no space left",), pool={**WHOLE, **NEXT}),
-    Case(fault="session killed", phase="stop", in_place=True, at="intent stop-h3-*", inject=lambda s: faults.all_of(sessions_killed(s), faults.engine_behaves(s.host, "crash")), exits=(9,), says=("No available memory",), pool={**WHOLE, **NEXT}),
-    Case(fault="docker stopped", phase="stop", in_place=True, at="intent stop-h3-*", inject=lambda s: faults.service(s.host, "docker", "stop"), exits=(10,), ends="undo", says=DOWN, pool={**WHOLE, **NEXT}),
+    Case(fault="session killed", phase="stop", in_place=True, at="intent stop-{host}-*", inject=lambda s: faults.all_of(sessions_killed(s), faults.engine_behaves(s.host, "crash")), exits=(9,), says=("No available memory",), pool={**WHOLE, **NEXT}),
+    Case(fault="docker stopped", phase="stop", in_place=True, at="intent stop-{host}-*", inject=lambda s: faults.service(s.host, "docker", "stop"), exits=(10,), ends="undo", says=DOWN, pool={**WHOLE, **NEXT}),
     Case(fault="link cut", phase="start", in_place=True, at=START, inject=lambda s: faults.link_cut(s.host), exits=(10,), ends="undo", pool={**WHOLE, **NEXT}),
     Case(fault="host powered off", phase="gate", in_place=True, at=GATE, inject=lambda s: faults.powered_off(s.fleet, s.host), exits=(10,), ends="undo", pool={**WHOLE, **NEXT}),
     Case(fault="Ctrl-C", phase="gate", in_place=True, at=GATE, inject=lambda s: faults.engine_behaves(s.host, "never"), midway=interrupt, exits=(9, 130), names_host=False, pool={**WHOLE, **NEXT}),

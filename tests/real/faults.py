@@ -100,7 +100,7 @@ def port_taken_by_process(host: RealHost, port: int) -> Iterator[None]:
     try:
         yield
     finally:
-        host.shell(f"pkill -f 'busybox httpd -p 0.0.0.0:{port} '; true")
+        host.shell("pkill -x busybox; true")
 
 
 @contextmanager

@@ -103,12 +103,18 @@ class Fleet:
     def registry_address(self) -> str:
         return self.site.registry
 
+    @property
+    def trios(self) -> tuple[tuple[str, str, str], ...]:
+        """Its hosts by threes, for cases that are played side by side; a rest is left out."""
+        names = list(self.hosts)
+        return tuple((names[at], names[at + 1], names[at + 2]) for at in range(0, len(names) - 2, 3))
+
     def add_hosts(self, numbers: Sequence[int] | range) -> None:
         """Start hosts side by side and wait until their sshd and Docker answer."""
         new = [RealHost(self.site, number) for number in numbers]
         with ThreadPoolExecutor(6) as pool:
             list(pool.map(self._start, new))
-        self.hosts |= {host.name: host for host in new}
+        self.hosts |= {host.name: host for host in sorted(new, key=lambda host: host.number)}
 
     def _start(self, host: RealHost) -> None:
         host.power_on(self.base_tree, self.docker_disk)

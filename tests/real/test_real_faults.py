@@ -2,20 +2,34 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import itertools
+from collections.abc import Iterator
 
 import pytest
 
 from tests.real import cases as table
 from tests.real.desk import Operator
 from tests.real.fleet import Fleet
-from tests.real.scene import EXTRA, TRIO, Case, Scene, play
+from tests.real.scene import EXTRA, Case, Scene, Trio, play, tidy
+from tests.real.stage import Stage, selected
 
 
-@pytest.fixture
-def scene(fleet: Fleet, tmp_path: Path, request: pytest.FixtureRequest) -> Scene:
-    case: Case = request.node.callspec.params["case"]
-    return Scene(fleet, Operator(fleet, tmp_path, TRIO, user=case.user, extra=EXTRA))
+@pytest.fixture(scope="module")
+def stage(
+    fleet: Fleet, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> Iterator[Stage[Case]]:
+    """All selected cases, played on two trios side by side."""
+    desks, numbers = tmp_path_factory.mktemp("desks"), itertools.count()
+
+    def played(case: Case, trio: Trio) -> None:
+        tidy(fleet, trio)
+        operator = Operator(fleet, desks / str(next(numbers)), trio, user=case.user, extra=EXTRA)
+        play(case, Scene(fleet, operator, trio))
+
+    with Stage(selected(request), played, alone=lambda case: case.alone, trios=fleet.trios) as stage:
+        yield stage
+    for trio in fleet.trios:
+        tidy(fleet, trio)
 
 
 def test_the_table_names_each_case_once() -> None:
@@ -25,6 +39,6 @@ def test_the_table_names_each_case_once() -> None:
 
 
 @pytest.mark.parametrize("case", table.CASES, ids=lambda case: case.name)
-def test_a_fault_leaves_every_host_as_it_was(case: Case, scene: Scene, cases: list[str]) -> None:
-    play(case, scene)
+def test_a_fault_leaves_every_host_as_it_was(case: Case, stage: Stage[Case], cases: list[str]) -> None:
+    stage.wait_for(case.name)
     cases.append(case.name)

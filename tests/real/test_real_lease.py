@@ -20,7 +20,7 @@ umask 077
 mkdir -p ~/.gpufleet/lease ~/.gpufleet/runs/{run}
 cd ~/.gpufleet
 then=$(( $(date +%s) - {age} ))
-printf '{{"token":"{token}","run":"{run}","seat":"5ea7","who":"ci-runner-7","operation":"deploy pool chat","started":%s}}\\n' $then > lease/lease.json
+printf '{{"token":"{token}","run":"{run}","seat":"5ea7","holder":"ci-runner-7","operation":"deploy pool chat","started":%s}}\\n' $then > lease/lease.json
 printf '%s\\n' $then > lease/beat-{token}
 {more}
 """

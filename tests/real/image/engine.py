@@ -1,4 +1,4 @@
-#!/usr/bin/python3
+#!/usr/bin/python3 -SE
 """`vllm`: a small engine that speaks the server's HTTP surface without a GPU. It lives in the test image only.
 
 Its behaviour is one word, from the environment variable ENGINE_BEHAVIOUR or from the file /run/engine that the
