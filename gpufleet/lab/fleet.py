@@ -19,7 +19,7 @@ from gpufleet.lab.simhost import EngineHost, LabClock, Listener, SimHost
 from gpufleet.lab.smi_cli import ctk_program, smi_program
 
 NETWORK = "127.77.0"
-"""Loopback addresses of simulated hosts: each has its own, so that all can use the same ports."""
+"""Loopback addresses of simulated hosts: each has its own, so that all can use the same ports. Linux only."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -215,9 +215,16 @@ def names(count: int) -> tuple[str, ...]:
     return tuple(f"gpu-{number:02d}" for number in range(1, count + 1))
 
 
-def wishes_of(count: int, gpus: str = "8xH100-80GB", **more: object) -> tuple[HostWish, ...]:
+def wishes_of(
+    count: int,
+    gpus: str = "8xH100-80GB",
+    *,
+    network: str = NETWORK,
+    version: str = "26.1.5",
+    images: tuple[str, ...] = (),
+) -> tuple[HostWish, ...]:
     """`count` alike hosts with addresses of their own."""
     return tuple(
-        HostWish(name=name, address=f"{NETWORK}.{number}", gpus=gpus, **more)  # type: ignore[arg-type]  # fields of HostWish
+        HostWish(name=name, address=f"{network}.{number}", gpus=gpus, version=version, images=images)
         for number, name in enumerate(names(count), 1)
     )

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from datetime import UTC, datetime, timedelta
 
 from gpufleet.lab.programs import install
+from gpufleet.lab.serve import free_network
 from gpufleet.lab.simhost import SimHost
 
 START = datetime(2026, 7, 29, 12, 0, 0, tzinfo=UTC)
@@ -31,3 +33,8 @@ def bare_host(name: str = "gpu-01") -> SimHost:
     host = SimHost(name, LabClock())
     install(host)
     return host
+
+
+def own_network(count: int) -> str:
+    """A loopback network that other tests at work on this machine are not likely to take at the same moment."""
+    return free_network(count, first=1 + os.getpid() % 249)

@@ -13,17 +13,18 @@ from gpufleet.lab.simhost import Killed, SimHost
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ended:
-    """A script ran to its end."""
+    """A script ran to its end, or a signal ended its shell (`killed`)."""
 
     code: int
     stdout: bytes
     stderr: bytes
+    killed: bool = False
 
 
 def run_shell(
     host: SimHost,
     text: str | bytes,
-    stdin: bytes = b"",
+    stdin: bytes | Reader = b"",
     env: dict[str, str] | None = None,
     *,
     user: str = "",
@@ -41,8 +42,9 @@ def run_shell(
     """
     out, err = streams or (Capture(), Capture())
     who = user or host.login
+    source = stdin if isinstance(stdin, Reader) else Reader(byte_text(stdin))
     shared = Shared([patience], fuse=fuse)
-    shell = Shell(host, who, shared, (Reader(byte_text(stdin)), out, err))
+    shell = Shell(host, who, shared, (source, out, err))
     shell.variables = {
         name: byte_text(value) for name, value in {**host.environment(who), **(env or {})}.items()
     }
@@ -50,12 +52,14 @@ def run_shell(
     shell.variables["IFS"] = " \t\n"
     shell.parameters = [byte_text(value) for value in parameters]
     code = 255
+    signalled = False
     try:
         code = shell.run_as_process(byte_text(text))
     except Unsupported as refused:
         err.write(f"lab sh: unsupported: {refused}\n")
         code = 2
     except Killed as killed:
-        code = 128 + killed.signal
+        code, signalled = 128 + killed.signal, True
     captured = [stream.text() if isinstance(stream, Capture) else "" for stream in (out, err)]
-    return Ended(code=code, stdout=captured[0].encode("latin-1"), stderr=captured[1].encode("latin-1"))
+    stdout, stderr = (text.encode("latin-1") for text in captured)
+    return Ended(code=code, stdout=stdout, stderr=stderr, killed=signalled)

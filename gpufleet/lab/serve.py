@@ -1,0 +1,129 @@
+"""A whole lab in one process: simulated hosts behind SSH, their engines behind HTTP.
+
+`RunningLab` is it, for whoever wants it inside its own process; `python -m gpufleet.lab.serve` is the same in the
+background, told what to be by its arguments, ended by SIGTERM. It says `ready`, or why not, on the descriptor it
+was given.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import signal
+import socket
+import sys
+import threading
+from pathlib import Path
+from typing import Self
+
+from gpufleet.clock import SystemClock
+from gpufleet.lab.engine import EngineServer
+from gpufleet.lab.faults import FaultScript
+from gpufleet.lab.fleet import Fleet, build_fleet, parse_gpus, wishes_of
+from gpufleet.lab.lab_files import PORT, LabFolder
+from gpufleet.lab.served_engines import ServedEngines
+from gpufleet.lab.simcontainer import ContainerEngine
+from gpufleet.lab.sshd import LabServer
+from gpufleet.lab.vllm.spec import EngineSpec
+
+MOST_HOSTS = 250
+
+
+class RunningLab:
+    """Hosts and engines that are up; use as a context manager.
+
+    Raises:
+        OSError: no loopback network has its ports free.
+        ValueError: GPUs that the lab does not know.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        hosts: int = 6,
+        gpus: str = "8xH100-80GB",
+        load_seconds: float = 1.0,
+        pull_seconds: float = 0.3,
+        faults: FaultScript | None = None,
+    ) -> None:
+        parse_gpus(gpus)
+        self.folder = LabFolder(folder)
+        self._engines = EngineServer()
+        engines = ServedEngines(self._engines, EngineSpec(load_seconds=load_seconds))
+        self.fleet: Fleet = build_fleet(
+            wishes_of(hosts, gpus, network=free_network(hosts)), SystemClock(), engines=lambda _host: engines
+        )
+        self.fleet.registry.seconds = pull_seconds
+        self._server = LabServer(self.fleet, self.folder, faults)
+
+    def __enter__(self) -> Self:
+        self._server.start()
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        self.close()
+
+    def containers(self, host: str) -> ContainerEngine:
+        """The container engine of a host, for looks and faults from inside."""
+        return self.fleet[host].containers
+
+    def close(self) -> None:
+        """End everything; the folder's files stay."""
+        self._server.close()
+        self._engines.close()
+
+
+def free_network(count: int, port: int = PORT, first: int = 0) -> str:
+    """Three numbers of a loopback network whose first `count` addresses have the port free; raises `OSError`."""
+    for number in range(250):
+        network = f"127.77.{(first + number) % 250}"
+        if all(_free(f"{network}.{host}", port) for host in range(1, count + 1)):
+            return network
+    raise OSError("no loopback network 127.77.0.0 to 127.77.249.0 has its SSH ports free")
+
+
+def _free(address: str, port: int) -> bool:
+    with contextlib.closing(socket.socket()) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((address, port))
+        except OSError:
+            return False
+    return True
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run until SIGTERM or SIGINT."""
+    parser = argparse.ArgumentParser(prog="python -m gpufleet.lab.serve")
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--hosts", type=int, default=6)
+    parser.add_argument("--gpus", default="8xH100-80GB")
+    parser.add_argument("--load-seconds", type=float, default=1.0)
+    parser.add_argument("--ready-fd", type=int, default=2)
+    asked = parser.parse_args(arguments)
+    ended = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: ended.set())
+    try:
+        with RunningLab(asked.folder, hosts=asked.hosts, gpus=asked.gpus, load_seconds=asked.load_seconds):
+            _tell(asked.ready_fd, "ready")
+            # Short waits, since a signal does not wake every kind of waiting thread.
+            while not ended.wait(1.0):
+                pass
+    except (OSError, ValueError) as wrong:
+        _tell(asked.ready_fd, f"failed {wrong}")
+        return 1
+    return 0
+
+
+def _tell(descriptor: int, text: str) -> None:
+    with contextlib.suppress(OSError):
+        os.write(descriptor, f"{text}\n".encode())
+        if descriptor > 2:
+            os.close(descriptor)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
