@@ -150,7 +150,7 @@ def _lab(folder: Path) -> Iterator[Fleet]:
     network = f"127.78.{1 + os.getpid() % 250}"
     wishes = [HostWish(name=f"gpu-{n:02}", address=f"{network}.{n}") for n in range(1, HOSTS + 1)]
     engines = EngineServer()
-    base = EngineSpec(load_seconds=0.4, token_seconds=0.02)
+    base = EngineSpec(load_seconds=0.2, token_seconds=0.02)
     fleet = build_fleet(wishes, SystemClock(), engines=lambda _host: ServedEngines(engines, base))
     with (
         contextlib.closing(engines),
@@ -305,7 +305,7 @@ def _body(*, stream: bool) -> dict[str, object]:
     return {
         "model": MODEL,
         "stream": stream,
-        "max_tokens": 24,
+        "max_tokens": 24 if stream else 6,
         "messages": [{"role": "user", "content": QUESTION}],
     }
 
