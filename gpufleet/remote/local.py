@@ -18,6 +18,7 @@ from gpufleet.names import HostName
 from gpufleet.redact import Secret, scrub
 from gpufleet.remote.command import Command
 from gpufleet.remote.ending import end_command
+from gpufleet.remote.environment import without_secrets
 from gpufleet.remote.exchange import Deadline, Ended, Received
 from gpufleet.remote.files import put_command
 from gpufleet.remote.framing import finished, frame, unframe
@@ -65,6 +66,7 @@ class LocalSession:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
+                env=without_secrets(os.environ),
                 start_new_session=True,  # so that a deadline can end the whole group
             )
         except OSError as wrong:

@@ -79,11 +79,20 @@ class SshTransport:
         return session
 
     def offered_key(self, host: HostName) -> OfferedKey:
-        """The host key that this host shows now, unchecked. The keys of jump hosts before it are checked."""
+        """The host key, unchecked, of the first hop to this host whose key is not known; the host's own if all are.
+
+        So a bastion's key is trusted before that of the hosts behind it: until then nobody can look further.
+        """
         target = self._target(host)
         route = self._config.route(target)
-        through = self._jump(route[:-1], target)
-        return self._connector.offered_key(route[-1], target, through, _place(route))
+        hop = 1
+        while True:
+            part = route[:hop]
+            through = self._jump(part[:-1], target)
+            offered = self._connector.offered_key(part[-1], target, through, _place(part))
+            if hop == len(route) or not self._connector.is_known(part[-1], offered):
+                return offered
+            hop += 1
 
     def known_hosts_files(self, host: HostName) -> tuple[str, ...]:
         """The files that are believed for this host; a new key goes into the first."""

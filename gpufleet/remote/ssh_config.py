@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import getpass
+import os
 import subprocess  # noqa: TID251 this is the one question to another program that this room asks
 import threading
 from pathlib import Path
 
 from gpufleet.errors import HostUnreachable
 from gpufleet.remote import ssh_options
+from gpufleet.remote.environment import without_secrets
 from gpufleet.remote.ssh_options import Asked, SshOptions
 from gpufleet.remote.target import Target
 
@@ -57,6 +59,7 @@ class SshConfig:
                 [*argv, "--", asked.host],
                 capture_output=True,
                 stdin=subprocess.DEVNULL,
+                env=without_secrets(os.environ),
                 timeout=20,
                 check=False,
             )

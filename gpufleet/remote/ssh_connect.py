@@ -147,6 +147,12 @@ class Connector:
                 fingerprint=known_hosts.fingerprint(key.asbytes()),
             )
 
+    def is_known(self, options: SshOptions, offered: OfferedKey) -> bool:
+        """Whether known_hosts holds this very key."""
+        entries = self.known_hosts.entries(options.known_hosts)
+        verdict = known_hosts.lookup(entries, offered.host, offered.port, offered.key_type, offered.key)
+        return isinstance(verdict, known_hosts.Matches)
+
     @contextlib.contextmanager
     def _handshake(
         self, options: SshOptions, target: Target, through: paramiko.Transport | None, place: str

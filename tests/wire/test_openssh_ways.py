@@ -100,6 +100,20 @@ class TestJumps:
         assert f"127.0.0.1:{chain[changed].port}" in error.summary
         assert f"known_hosts:{changed + 1}" in error.summary
 
+    def test_trust_goes_hop_by_hop(self, chain, reach):
+        far = chain[2]
+        far.known_hosts.write_text("")
+        target = self.target(chain)
+        for hop in chain:
+            error = refusal(reach, HostKeyUnknown, target)
+            transport = SshTransport({target.name: target})
+            offered = transport.offered_key(target.name)
+            transport.close()
+            assert (offered.port, offered.fingerprint) == (hop.port, fingerprint(hop.host_keys["ed25519"]))
+            assert offered.fingerprint in error.summary
+            add_line(far.known_hosts, line_for(offered.host, offered.port, offered.key_type, offered.key))
+        assert ask(reach(target), ECHO).stdout == "here\n"
+
     def test_a_password_is_for_the_target_alone(self, chain, reach, tmp_path: Path):
         one = chain[0]
         (one.folder / "authorized_keys").write_text("")

@@ -5,18 +5,20 @@ from __future__ import annotations
 import getpass
 import os
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from gpufleet.errors import SelectionError
 from gpufleet.names import HostName
+from gpufleet.redact import Secret
 from gpufleet.remote.command import Command
 from gpufleet.remote.local import LocalTransport
 from gpufleet.remote.result import Exit, Lost
 from gpufleet.remote.target import Target
 from gpufleet.remote.target import Way as How
-from tests.kit.transport_kit import TransportKit, Way
+from tests.kit.transport_kit import TransportKit, Way, eventually
 
 HERE = HostName("here")
 
@@ -48,6 +50,44 @@ def test_who_it_is():
 def test_an_unknown_host():
     with pytest.raises(SelectionError, match="no host nowhere"):
         LocalTransport({}).open(HostName("nowhere"))
+
+
+def test_no_process_shows_a_secret(tmp_path: Path, monkeypatch):
+    """Neither in its arguments nor in its environment, while the command runs."""
+    secret = "hf_" + "Zq9" * 8
+    monkeypatch.setenv("HF_TOKEN", secret)
+    monkeypatch.setenv("INNOCENT", f"Bearer {secret}")
+    begun, go_on = tmp_path / "begun", tmp_path / "go-on"
+    session = LocalTransport({HERE: Target(name=HERE, way=How.LOCAL)}).open(HERE)
+    command = Command(
+        argv=(str(begun), str(go_on), Secret(secret)),
+        script='cat; printf "%s" "$3"; env; echo >"$1"; while ! [ -e "$2" ]; do sleep 0.05; done',
+        stdin=Secret(secret.encode()),
+        mutates=False,
+    )
+    with ThreadPoolExecutor(1) as pool:
+        future = pool.submit(session.run, command)
+        eventually(begun.exists)
+        others = [pid for pid in processes() if pid != os.getpid()]
+        shells = [pid for pid in others if "/bin/sh\0-s" in read(pid, "cmdline")]
+        shown = [read(pid, name) for pid in others for name in ("cmdline", "environ")]
+        go_on.touch()
+        outcome = future.result(60)
+    assert shells
+    assert isinstance(outcome, Exit)
+    assert outcome.stdout.count(secret) == 2
+    assert not [text for text in shown if secret in text]
+
+
+def processes() -> list[int]:
+    return [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
+
+
+def read(pid: int, name: str) -> str:
+    try:
+        return Path(f"/proc/{pid}/{name}").read_bytes().decode("utf-8", "replace")
+    except OSError:
+        return ""
 
 
 def test_a_shell_that_is_killed_is_lost_and_was_sent():

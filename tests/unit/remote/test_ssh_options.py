@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from gpufleet.errors import HostUnreachable
 from gpufleet.names import HostName
+from gpufleet.redact import Secret
 from gpufleet.remote.ssh_config import SshConfig
 from gpufleet.remote.ssh_options import Asked, SshOptions, defaults, parse, parse_jumps, route, split_paths
 from gpufleet.remote.target import Target
@@ -208,3 +209,17 @@ def test_each_question_is_asked_once(tmp_path: Path):
 def test_a_jump_that_cannot_be_read_names_the_host():
     with pytest.raises(HostUnreachable, match="gpu-01: jump host 'a:b'"):
         SshConfig().route(Target(name=GPU, host="far", proxy_jump="a:b"))
+
+
+def test_the_program_sees_no_credential(tmp_path: Path, monkeypatch):
+    seen = tmp_path / "seen"
+    program = tmp_path / "ssh"
+    program.write_text(f'#!/bin/sh\n{{ env; echo "$@"; }} >{seen}\necho hostname x\n')
+    program.chmod(0o755)
+    for name in ("HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "SUDO_PASSWORD"):
+        monkeypatch.setenv(name, "planted-value")
+    monkeypatch.setenv("SSH_AUTH_SOCK", "/run/agent")
+    secret = Secret("planted-value")
+    SshConfig(str(program)).route(target(passphrase=secret, password=secret, sudo_password=secret))
+    assert "planted-value" not in seen.read_text()
+    assert "SSH_AUTH_SOCK=/run/agent" in seen.read_text()
