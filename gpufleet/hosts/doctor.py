@@ -31,7 +31,7 @@ class Finding:
     """One thing that is wrong.
 
     Attributes:
-        code: stable slug; `docs/reference/findings.md` lists them.
+        code: stable slug; runbooks match on it.
         message: what is so, one line.
         fix: what to do about it, one line.
     """

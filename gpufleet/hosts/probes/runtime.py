@@ -84,7 +84,8 @@ def _runtime(
     if where.get("real", "").endswith("/snap") or path.startswith("/snap/"):
         symptoms.append(Symptom("runtime-snap", path))
     rootless = _rootless(kind, info.value)
-    if rootless == Known(True) and kind == "docker" and gpu.cdi != Known(True):
+    told = pairs(_text_of(sections.get("hook"))).get("no_cgroups") == "true"
+    if rootless == Known(True) and kind == "docker" and gpu.cdi != Known(True) and not told:
         symptoms.append(Symptom("rootless-hook", path))
     if kind == "docker" and info.value.get("CgroupDriver") == "systemd" and gpu.cdi != Known(True):
         symptoms.append(Symptom("cgroup-reload"))

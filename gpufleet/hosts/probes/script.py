@@ -21,10 +21,10 @@ from gpufleet.hosts.probes.nvidia_smi import APPS_FIELDS, QUERY_FIELDS, trouble_
 from gpufleet.inventory.model import Become, Runtime
 from gpufleet.remote.command import Command
 
-PROBE_SECONDS = 20
+PROBE_SECONDS = 30
 """How long one probe may take: a stopped Docker engine or a broken driver never answers."""
 
-SCRIPT_SECONDS = 120.0
+SCRIPT_SECONDS = 180.0
 """How long the whole script may take; it gives up on a tool after its first silence."""
 
 PLACES = ("/usr/bin", "/usr/local/bin", "/snap/bin", "/opt/bin", "~/bin", "~/.local/bin")
@@ -188,6 +188,8 @@ begin hook
 for name in nvidia-container-runtime-hook nvidia-container-toolkit; do
   if locate "$name" ''; then
     printf 'path=%s\\ninstalled=%s\\n' "$found" "$(stat -c %Z "$found" 2>/dev/null)"
+    config=/etc/nvidia-container-runtime/config.toml
+    if [ -r "$config" ] && grep -q -E '^ *no-cgroups *= *true' "$config"; then echo no_cgroups=true; fi
     break
   fi
 done
@@ -315,6 +317,8 @@ def command(*, runtime: Runtime, runtime_path: str | None, become: Become, as_ro
     return Command(argv=wanted, script=SCRIPT, timeout=SCRIPT_SECONDS, mutates=False, become=as_root)
 
 
+# Nothing that moves a terminal's cursor or that Python takes for the end of a line, but tabs and newlines.
+_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029]")
 _MARKER = re.compile(r"^@@gf (begin|end) ([a-z-]+)(?: ([0-9]{1,3}|skipped))?$", re.ASCII)
 
 
@@ -333,12 +337,13 @@ def parse(stdout: str, stderr: str) -> Mapping[str, Section]:
 
 
 def _cut(stream: str) -> dict[str, tuple[str, str]]:
+    stream = _CONTROL.sub("\N{REPLACEMENT CHARACTER}", stream.replace("\r\n", "\n"))
     found: dict[str, tuple[str, str]] = {}
     spoiled: set[str] = set()
     name = last = ""
     lines: list[str] = []
     for line in stream.split("\n"):
-        marker = _MARKER.match(line.rstrip("\r"))
+        marker = _MARKER.match(line)
         if name:
             if marker and marker[1] == "end" and marker[2] == name and marker[3]:
                 text = "\n".join(lines)

@@ -247,6 +247,14 @@ TOOLKIT_ABSENT = section("toolkit", "not installed", status=None)
             "rootless-hook",
         ),
         (
+            {
+                "info": info(SecurityOptions=["name=rootless"]),
+                "hook": section("hook", "path=/usr/bin/hook\ninstalled=1\nno_cgroups=true\nengine_started=2"),
+            },
+            Known(True),
+            "",
+        ),
+        (
             {"runtime": section("runtime", "kind=docker\npath=/snap/bin/docker\nreal=/usr/bin/snap")},
             Known(True),
             "runtime-snap",
@@ -336,3 +344,114 @@ def test_an_answer_without_sections_is_unknown_everywhere():
         "open_runs",
     ):
         assert isinstance(getattr(seen, name), Unknown), name
+
+
+@pytest.mark.parametrize(
+    ("query", "report", "total"),
+    [
+        # the row has no UUID, its index tells
+        (
+            "0, [Unknown Error], NVIDIA A30, 00000000:01:00.0, 535.1, 24576, 1, 30, 0, Disabled, Disabled",
+            "",
+            24576,
+        ),
+        # no row at all: the XML stands in, found by UUID, by bus id, or because there is one GPU and one element
+        (
+            "",
+            "<gpu><uuid>GPU-1</uuid><fb_memory_usage><total>24576 MiB</total></fb_memory_usage></gpu>",
+            24576,
+        ),
+        ("", "<gpu><fb_memory_usage><total>24576 MiB</total></fb_memory_usage></gpu>", 24576),
+        (
+            "",
+            "<gpu><uuid>GPU-2</uuid><fb_memory_usage><total>24576 MiB</total></fb_memory_usage></gpu>",
+            None,
+        ),
+        ("1, GPU-9, NVIDIA A30, 00000000:01:00.0, 535.1, 24576, 1, 30, 0, Disabled, Disabled", "", None),
+    ],
+)
+def test_whose_values_these_are(query, report, total):
+    sections = healthy() | {
+        "list": section("list", "GPU 0: NVIDIA A30 (UUID: GPU-1)"),
+        "query": section("query", query),
+        "report": section("report", f"<nvidia_smi_log>{report}</nvidia_smi_log>"),
+    }
+    (gpu,) = known(facts(sections).gpus)
+    assert gpu.memory_total_mib == Known(total) if total else isinstance(gpu.memory_total_mib, Unknown)
+
+
+def test_the_bus_id_finds_the_element_of_a_gpu():
+    elements = "".join(
+        f'<gpu id="00000000:{bus}:00.0"><processes><process_info><pid>{pid}</pid></process_info></processes></gpu>'
+        for bus, pid in (("43", 2), ("1b", 1))
+    )
+    sections = healthy() | {"report": section("report", f"<nvidia_smi_log>{elements}</nvidia_smi_log>")}
+    pids = [[one.pid for one in known(gpu.processes)] for gpu in known(facts(sections).gpus)]
+    assert pids == [[1], [2]]
+
+
+def test_slices_whose_instances_are_not_listed():
+    sections = sliced() | {"lgi": section("lgi", "No GPU instances found: Not Found", status=6)}
+    (gpu,) = known(facts(sections).gpus)
+    assert all(isinstance(one.start, Unknown) for one in known(gpu.mig.instances))
+    assert [one.profile for one in known(gpu.mig.instances)] == ["1c.3g.40gb", "1g.10gb", "1g.10gb"]
+
+
+@pytest.mark.parametrize("status", [0, 4])
+def test_instances_that_only_root_may_list(status):
+    denied = section("lgi", "Failed to display GPU instances: Insufficient Permissions", status=status)
+    (gpu,) = known(facts(sliced() | {"lgi": denied}).gpus)
+    assert all("Insufficient Permissions" in one.start.reason for one in known(gpu.mig.instances))
+
+
+def test_compute_processes_stand_in_for_the_report():
+    apps = section("apps", recorded("apps", "h200-570-commas"))
+    first, second = known(facts(healthy() | {"apps": apps}).gpus)
+    assert [(one.pid, one.name) for one in known(first.processes)] == [
+        (4711, "/opt/a, b/python3"),
+        (4712, "vllm"),
+    ]
+    assert known(second.processes) == ()
+    denied = section("apps", recorded("apps", "container-550-no-permission").replace(
+        "GPU-eeeeeeee-0000-1111-2222-333333333300", "GPU-11111111-2222-3333-4444-555555555501"
+    ))  # fmt: skip
+    first, _ = known(facts(healthy() | {"apps": denied}).gpus)
+    assert isinstance(first.processes, Unknown)
+    silent = {name: one for name, one in healthy().items() if name != "apps"}
+    assert all(isinstance(gpu.processes, Unknown) for gpu in known(facts(silent).gpus))
+
+
+@pytest.mark.parametrize("text", ["[]", "{", '"words"', "[1]"])
+def test_a_runtime_that_describes_itself_oddly(text):
+    assert isinstance(runtime_symptoms(info=section("info", text)).runtime, Unknown)
+
+
+def test_a_runtime_that_says_little_leaves_facts_unknown():
+    runtime = known(
+        runtime_symptoms(info=section("info", "{}"), version=section("version", "v24.0.7")).runtime
+    )
+    assert runtime.version == "24.0.7"
+    for value in (runtime.rootless, runtime.root, runtime.cdi):
+        assert isinstance(value, Unknown)
+
+
+def test_answers_that_never_came():
+    for name in ("runtime", "version", "info", "containers", "toolkit", "sudo", "disks", "listening"):
+        sections = {key: one for key, one in healthy().items() if key != name}
+        seen = facts(sections)
+        fact = {"version": "runtime", "info": "runtime"}.get(name, name)
+        assert isinstance(getattr(seen, fact), Unknown), name
+    broken = runtime_symptoms(
+        toolkit=section("toolkit", "exec format error", status=126),
+        hook=section("hook"),
+        info=info(Runtimes=PLAIN),
+    )
+    assert isinstance(broken.toolkit, Unknown)
+    assert isinstance(known(broken.runtime).gpu_ready, Unknown)
+    assert isinstance(facts(healthy() | {"sudo": section("sudo", status=124)}).sudo, Unknown)
+
+
+def test_cdi_list_that_fails_is_unknown():
+    seen = runtime_symptoms(cdi=section("cdi", "", status=1, errors="level=error msg=failed"))
+    assert isinstance(seen.cdi_devices, Unknown)
+    assert isinstance(known(seen.runtime).cdi, Unknown)

@@ -6,6 +6,7 @@ SAFETY: no parser raises; a word where a number belongs is never a number.
 from __future__ import annotations
 
 import json
+import unicodedata
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -73,7 +74,12 @@ def test_a_number_keeps_its_value(value, unit):
     assert nvidia_smi.parse_number(f"{value}{unit}") == Known(value)
 
 
-LINES = st.lists(ANY.filter(lambda line: "\n" not in line and "@@gf" not in line), max_size=4)
+LINES = st.lists(
+    st.text(st.characters(codec="utf-8", exclude_categories=["Cc", "Zl", "Zp"]), max_size=80).filter(
+        lambda line: "@@gf" not in line
+    ),
+    max_size=4,
+)
 
 
 @given(st.dictionaries(st.sampled_from(NAMES), st.tuples(LINES, st.integers(0, 255)), min_size=1))
@@ -86,6 +92,16 @@ def test_sections_come_back_as_they_were(wanted):
     assert {name: (one.text, one.status) for name, one in seen.items()} == {
         name: ("\n".join(lines), status) for name, (lines, status) in wanted.items()
     }
+
+
+@given(ANY)
+def test_no_answer_moves_the_cursor_of_a_terminal(text):
+    seen = script.parse(f"@@gf begin list\n{text}\n\n@@gf end list 0\n", "")
+    for one in seen.values():
+        assert all(
+            sign in "\n\t" or sign.isprintable() or unicodedata.category(sign) != "Cc" for sign in one.text
+        )
+        assert one.text.splitlines() == one.text.removesuffix("\n").split("\n") or not one.text
 
 
 @given(TEXT, st.sampled_from(NAMES))
