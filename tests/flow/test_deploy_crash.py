@@ -1,0 +1,141 @@
+"""The operator's process dies after each journal record of a deploy; another takes it up."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpufleet.change import journal_file
+from gpufleet.change.events import Ending, Goal
+from gpufleet.deploy.flow import deploy
+from gpufleet.errors import HostUnreachable, LeaseHeld, Refused
+from gpufleet.lab.memory import MemoryTransport
+from gpufleet.pools.model import EngineWish
+from gpufleet.remote.result import Lost
+from tests.kit.deploy_site import IMAGE, Site
+
+OTHER = EngineWish(image=IMAGE, args=("--max-model-len", "4096"))
+
+
+class Killed(BaseException):
+    """The process is gone."""
+
+
+class Wire:
+    """The dead process's connections: from its death on, nothing it says arrives."""
+
+    def __init__(self, real: MemoryTransport) -> None:
+        self.real = real
+        self.cut = False
+
+    def open(self, host):
+        if self.cut:
+            raise HostUnreachable("this process is dead", where=host)
+        return _Line(self, self.real.open(host))
+
+    def close(self):
+        self.real.close()
+
+
+class _Line:
+    def __init__(self, wire, session):
+        self.wire, self.session = wire, session
+
+    def run(self, command):
+        return Lost(reason="this process is dead", sent=False) if self.wire.cut else self.session.run(command)
+
+    def put(self, content, path, mode):
+        return (
+            Lost(reason="this process is dead", sent=False)
+            if self.wire.cut
+            else self.session.put(content, path, mode)
+        )
+
+    def close(self):
+        self.session.close()
+
+
+def killed_after(site, pool, records, monkeypatch):
+    """Deploy until this many records are on disk; the run, or None when it ended before."""
+    wire = Wire(MemoryTransport(site.fleet))
+    real = journal_file.JournalFile.append
+
+    def append(file, body):
+        if len(file.records) < records:
+            record = real(file, body)
+            if len(file.records) < records:
+                return record
+        wire.cut = True
+        raise Killed
+
+    older = {summary.run for summary in site.runs()}
+    with monkeypatch.context() as patch:
+        patch.setattr(journal_file.JournalFile, "append", append)
+        try:
+            deploy(site.tools(transport=wire), pool, command="pool deploy chat")
+        except Killed:
+            (run,) = [summary.run for summary in site.runs() if summary.run not in older]
+            return run
+    return None
+
+
+def scene(tmp_path, *, in_place):
+    site = Site(tmp_path, gpus="1xH100-80GB")
+    if in_place:
+        site.deploy()
+    return site, site.pool(engine=OTHER)
+
+
+FIRST, IN_PLACE = 1 + 2 * 8 + 1, 1 + 2 * 10 + 1
+"""Records up to `publishing`: opened, an intent and an outcome a step, publishing."""
+CASES = [(False, count) for count in range(1, FIRST + 1)] + [
+    (True, count) for count in range(1, IN_PLACE + 1)
+]
+IDS = [f"{'in-place' if in_place else 'first'}-{count}" for in_place, count in CASES]
+
+
+@pytest.mark.parametrize(("in_place", "records"), CASES, ids=IDS)
+def test_resumed_it_is_all_new(tmp_path, monkeypatch, in_place, records):
+    site, pool = scene(tmp_path, in_place=in_place)
+    run = killed_after(site, pool, records, monkeypatch)
+    assert run is not None
+    assert site.take_up(run, Goal.RESUME).ending is Ending.COMMITTED
+    assert site.pools_containers() == {"gpu-01": ["gpu-01/0"], "gpu-02": ["gpu-02/0"]}
+    assert {name: len(found) for name, found in site.containers().items()} == {"gpu-01": 3, "gpu-02": 3}
+    assert len(site.routes()["chat"]) == 2
+    assert not site.changes(pool)
+    assert site.environment_files() == {}
+    assert site.leases() == []
+
+
+@pytest.mark.parametrize(("in_place", "records"), CASES, ids=IDS)
+def test_undone_it_is_all_as_before(tmp_path, monkeypatch, in_place, records):
+    site, pool = scene(tmp_path, in_place=in_place)
+    before, routes = site.containers(), site.routes()
+    run = killed_after(site, pool, records, monkeypatch)
+    assert run is not None
+    if records == (IN_PLACE if in_place else FIRST):
+        with pytest.raises(Refused):
+            site.take_up(run, Goal.UNDO)
+        assert site.take_up(run, Goal.RESUME).ending is Ending.COMMITTED
+        return
+    assert site.take_up(run, Goal.UNDO).ending is Ending.UNDONE
+    assert site.containers() == before
+    assert site.routes() == routes
+    assert site.environment_files() == {}
+    assert site.leases() == []
+
+
+def test_nobody_else_deploys_over_a_run_that_was_killed(tmp_path, monkeypatch):
+    site, pool = scene(tmp_path, in_place=False)
+    run = killed_after(site, pool, 8, monkeypatch)
+    half = site.containers()
+    other = Site.__new__(Site)
+    other.__dict__ = {**site.__dict__, "path": tmp_path / "another-desk"}
+    with pytest.raises(LeaseHeld):
+        other.deploy(pool)
+    assert site.containers() == half
+    site.clock.sleep(3600)  # the lease has expired, and the run is open all the same
+    with pytest.raises(LeaseHeld) as caught:
+        other.deploy(pool)
+    assert run in f"{caught.value} {caught.value.rows} {caught.value.hints}"
+    assert site.containers() == half
