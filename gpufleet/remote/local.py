@@ -108,7 +108,7 @@ class _reaped(contextlib.AbstractContextManager[None]):  # noqa: N801 reads as a
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self._process = process
 
-    def __exit__(self, kind: object, value: object, trace: object) -> None:
+    def __exit__(self, kind: object, _value: object, _trace: object) -> None:
         if kind is not None:
             _end_group(self._process)
         for stream in (self._process.stdin, self._process.stdout, self._process.stderr):

@@ -66,10 +66,7 @@ class SshOptions:
 
 def parse(text: str, asked: Asked) -> SshOptions:
     """The output of `ssh -G` as a value. Keys that mean nothing to us are passed over."""
-    said: dict[str, list[str]] = {}
-    for line in text.splitlines():
-        key, _, value = line.strip().partition(" ")
-        said.setdefault(key.lower(), []).append(value.strip())
+    said = _by_key(text)
 
     def last(key: str, default: str = "") -> str:
         value = said.get(key, [default])[-1]
@@ -86,11 +83,7 @@ def parse(text: str, asked: Asked) -> SshOptions:
         "k": last("hostkeyalias", asked.host),
     }
     identities = [item for item in said.get("identityfile", []) if item.lower() != "none"]
-    named = (
-        not identities
-        or not all(_DEFAULT_IDENTITY.fullmatch(item) for item in identities)
-        or len(identities) < 3
-    )
+    named = not _are_defaults(identities)
     certificates = [item for item in said.get("certificatefile", []) if item.lower() != "none"]
     agent = said.get("identityagent", [""])[-1]
     return SshOptions(
@@ -112,6 +105,19 @@ def parse(text: str, asked: Asked) -> SshOptions:
             f"certificate {item} is not used; gpufleet authenticates with plain keys" for item in certificates
         ),
     )
+
+
+def _by_key(text: str) -> dict[str, list[str]]:
+    said: dict[str, list[str]] = {}
+    for line in text.splitlines():
+        key, _, value = line.strip().partition(" ")
+        said.setdefault(key.lower(), []).append(value.strip())
+    return said
+
+
+def _are_defaults(identities: list[str]) -> bool:
+    """`ssh -G` prints all its default names when nobody named any; fewer were chosen by somebody."""
+    return len(identities) >= 3 and all(_DEFAULT_IDENTITY.fullmatch(item) for item in identities)
 
 
 def parse_jumps(text: str) -> tuple[Asked, ...]:
