@@ -1,0 +1,186 @@
+"""`gpufleet pool deploy` and its kin from the command line to simulated hosts: exit codes, JSON, and what is left."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from gpufleet.cli import wiring
+from gpufleet.cli.app import main
+from gpufleet.clock import SystemClock
+from gpufleet.lab.engines import ModelEngines
+from gpufleet.lab.faults import Fault, FaultScript, Kind
+from gpufleet.lab.fleet import build_fleet, wishes_of
+from gpufleet.lab.memory import MemoryTransport
+from gpufleet.lab.vllm.spec import EngineSpec
+
+INVENTORY = """\
+version: 1
+hosts:
+  gpu-01: {address: 127.77.0.1}
+  gpu-02: {address: 127.77.0.2}
+pools:
+  chat:
+    model: qwen/qwen2.5
+    replicas: 2
+    engine: {image: "vllm/vllm-openai:v0.20.0"}
+    gate: {every: 0.05, stall: 20, within: 60}
+"""
+
+
+class Desk:
+    def __init__(self, path, monkeypatch, capsys):
+        clock = SystemClock()
+        quick = EngineSpec(load_seconds=0.1)
+        self.fleet = build_fleet(
+            wishes_of(2, "1xH100-80GB"), clock, engines=lambda _host: ModelEngines(clock, quick)
+        )
+        self.fleet.registry.seconds = 0.0
+        self.path, self.capsys = path, capsys
+        self.faults: tuple[Fault, ...] = ()
+        (path / "inventory.yaml").write_text(INVENTORY)
+        monkeypatch.setattr(
+            wiring,
+            "transport",
+            lambda inventory, settings: MemoryTransport(self.fleet, FaultScript(self.faults)),
+        )
+
+    def run(self, *words):
+        code = main(
+            [
+                *words,
+                "-i",
+                str(self.path / "inventory.yaml"),
+                "--state-dir",
+                str(self.path / "state"),
+                "--no-input",
+            ]
+        )
+        return code, self.capsys.readouterr()
+
+    def json(self, *words):
+        code, said = self.run(*words, "-o", "json")
+        assert said.out.count("\n") == 1
+        answer = json.loads(said.out)
+        assert (answer["schema"], answer["exit"]) == (1, code)
+        return answer
+
+    def containers(self):
+        return {lab.name: sorted(lab.containers.containers) for lab in self.fleet}
+
+
+@pytest.fixture
+def desk(tmp_path, monkeypatch, capsys):
+    return Desk(tmp_path, monkeypatch, capsys)
+
+
+def test_plan_check_deploy_and_check_again(desk):
+    planned = desk.json("pool", "plan", "chat")
+    assert (planned["outcome"], planned["exit"]) == ("changes", 0)
+    assert [(row["replica"], row["status"], row["endpoint"]) for row in planned["hosts"]] == [
+        ("gpu-01/0", "starts", "http://127.77.0.1:8000"),
+        ("gpu-02/0", "starts", "http://127.77.0.2:8000"),
+    ]
+    assert desk.json("pool", "deploy", "chat", "--check")["exit"] == 3
+    assert desk.json("pool", "deploy", "chat", "--dry-run")["exit"] == 0
+    assert desk.containers() == {"gpu-01": [], "gpu-02": []}
+
+    done = desk.json("pool", "deploy", "chat", "--yes")
+    assert (done["outcome"], done["exit"], done["generation"]) == ("committed", 0, 1)
+    assert done["run"]
+    for row in done["hosts"]:
+        assert {
+            "host",
+            "status",
+            "phase",
+            "reason",
+            "hint",
+            "duration_s",
+            "replica",
+            "gpu",
+            "slice",
+            "endpoint",
+        } <= set(row)
+        assert row["status"] == "done"
+
+    assert desk.json("pool", "deploy", "chat", "--check")["exit"] == 0
+    assert desk.json("pool", "deploy", "chat")["outcome"] == "no_change"
+    code, said = desk.run("pool", "list")
+    assert code == 0
+    assert said.out.splitlines()[1].split() == ["chat", "qwen/qwen2.5", "round-robin", "2", "2", "1"]
+
+
+def test_without_a_terminal_the_option_that_answers_is_named(desk):
+    code, said = desk.run("pool", "deploy", "chat")
+    assert code == 2
+    assert "--yes" in said.err
+    assert desk.containers() == {"gpu-01": [], "gpu-02": []}
+
+
+def test_progress_goes_to_standard_error_and_is_silent_when_asked(desk):
+    code, said = desk.run("pool", "deploy", "chat", "--yes")
+    assert code == 0
+    assert said.out.startswith("pool chat: committed, run ")
+    assert "gpu-01: wait until gpu-01/0 streams a token: done" in said.err
+    code, said = desk.run("pool", "deploy", "chat", "--replicas", "1", "--yes", "--quiet")
+    assert (code, said.err) == (0, "")
+
+
+def test_a_rollback_is_exit_9_with_the_host_the_phase_and_the_fix(desk):
+    desk.faults = (Fault(kind=Kind.ENGINE, host="gpu-02", pattern="run -d --env-file", detail="crash"),)
+    answer = desk.json("pool", "deploy", "chat", "--yes")
+    assert (answer["outcome"], answer["exit"]) == ("rolled_back", 9)
+    assert desk.containers() == {"gpu-01": [], "gpu-02": []}
+    rows = {row["host"]: row for row in answer["hosts"]}
+    assert rows["gpu-02"]["phase"] == "gate"
+    assert "No available memory" in rows["gpu-02"]["reason"]
+    assert "--max-num-seqs" in rows["gpu-02"]["hint"]
+    assert answer["error"]["code"] == "rolled-back"
+    assert answer["run"]
+
+
+def test_a_saved_plan_is_carried_out_without_a_question_and_refused_when_stale(desk):
+    plan = desk.path / "plan.json"
+    definition = desk.path / "pool.yaml"
+    definition.write_text(
+        'pool: embed\nmodel: bge\nengine: {image: "vllm/vllm-openai:v0.20.0"}\n'
+        "gate: {every: 0.05, stall: 20, within: 60}\n"
+    )
+    assert desk.json("pool", "plan", "-f", str(definition), "--save", str(plan))["outcome"] == "changes"
+    assert desk.json("pool", "deploy", "--plan", str(plan))["outcome"] == "committed"
+    before = desk.containers()
+    stale = desk.json("pool", "deploy", "--plan", str(plan))
+    assert (stale["exit"], stale["error"]["code"]) == (5, "stale-plan")
+    assert desk.containers() == before
+
+
+def test_options_win_over_the_definition(desk):
+    answer = desk.json(
+        "pool", "deploy", "chat", "--replicas", "1", "--hosts", "gpu-02", "--algorithm", "least-busy", "--yes"
+    )
+    assert [row["replica"] for row in answer["hosts"]] == ["gpu-02/0"]
+    shown = desk.json("pool", "show", "chat")
+    assert (shown["algorithm"], shown["served"]) == ("least-busy", 1)
+
+
+def test_what_does_not_fit_is_exit_4_with_reasons(desk):
+    answer = desk.json("pool", "deploy", "chat", "--replicas", "3", "--yes")
+    assert (answer["outcome"], answer["exit"], answer["error"]["code"]) == ("refused", 4, "unplaceable")
+    assert "--replicas 2" in answer["error"]["hints"][0]
+
+
+def test_an_unreachable_host_is_exit_7(desk):
+    desk.faults = (Fault(kind=Kind.REFUSE, host="gpu-02", nth=1, times=9),)
+    answer = desk.json("pool", "deploy", "chat", "--yes")
+    assert (answer["exit"], answer["error"]["where"]) == (7, "gpu-02")
+    assert desk.containers() == {"gpu-01": [], "gpu-02": []}
+
+
+def test_delete_takes_everything_away(desk):
+    desk.json("pool", "deploy", "chat", "--yes")
+    assert desk.json("pool", "delete", "chat", "--check")["exit"] == 3
+    assert desk.run("pool", "delete", "chat")[0] == 2
+    assert desk.json("pool", "delete", "chat", "--yes")["outcome"] == "committed"
+    assert desk.containers() == {"gpu-01": [], "gpu-02": []}
+    assert json.loads((desk.path / "state" / "routes.json").read_text())["pools"] == []
