@@ -13,7 +13,7 @@ from collections import deque
 from typing import Protocol, cast
 
 from gpufleet.proxy.wire.chunked import ProtocolError
-from gpufleet.proxy.wire.heads import ResponseHead
+from gpufleet.proxy.wire.heads import HeadMemory, ResponseHead
 from gpufleet.proxy.wire.http1 import ResponseReader
 
 _ONE_WRITE = 128 * 1024
@@ -47,13 +47,24 @@ class Exchange(Protocol):
 class UpstreamConnection(asyncio.Protocol):
     """One socket to one engine. Serves one exchange at a time."""
 
-    __slots__ = ("exchange", "head_seen", "idle_since", "kept", "owner", "reader", "touched", "transport")
+    __slots__ = (
+        "_memory",
+        "exchange",
+        "head_seen",
+        "idle_since",
+        "kept",
+        "owner",
+        "reader",
+        "touched",
+        "transport",
+    )
 
     def __init__(self, owner: ConnectionPool) -> None:
         self.owner = owner
         self.exchange: Exchange | None = None
         self.transport: asyncio.Transport | None = None
-        self.reader = ResponseReader()
+        self._memory = HeadMemory()
+        self.reader = ResponseReader(self._memory)
         self.head_seen = False
         self.touched = False
         """A byte of the answer has arrived."""
@@ -71,7 +82,7 @@ class UpstreamConnection(asyncio.Protocol):
         transport = self.transport
         if transport is None:
             return
-        self.reader = ResponseReader()
+        self.reader = ResponseReader(self._memory)
         self.head_seen = self.touched = False
         if len(body) <= _ONE_WRITE:
             transport.write(head + body)

@@ -17,10 +17,9 @@ from gpufleet.proxy.wire.chunked import ChunkFollower, ProtocolError
 from gpufleet.proxy.wire.heads import (
     HEAD_LIMIT,
     Framing,
+    HeadMemory,
     RequestHead,
     ResponseHead,
-    parse_request_head,
-    parse_response_head,
 )
 
 _BARE_LINE_FEED = re.compile(rb"(?<!\r)\n")
@@ -32,10 +31,21 @@ class RequestReader:
     Raises `ProtocolError` from `next_event`; the connection is of no use after that.
     """
 
-    __slots__ = ("_body_limit", "_buffer", "_chunks", "_head", "_missing", "_parts", "_scanned", "_size")
+    __slots__ = (
+        "_body_limit",
+        "_buffer",
+        "_chunks",
+        "_head",
+        "_memory",
+        "_missing",
+        "_parts",
+        "_scanned",
+        "_size",
+    )
 
     def __init__(self, body_limit: int) -> None:
         self._body_limit = body_limit
+        self._memory = HeadMemory()
         self._buffer = b""
         self._scanned = 0
         self._head: RequestHead | None = None
@@ -78,7 +88,7 @@ class RequestReader:
         end += 4
         if end > HEAD_LIMIT:
             raise ProtocolError(431, "the request head is larger than 64 KiB")
-        self._head = head = parse_request_head(buffer if end == len(buffer) else buffer[:end])
+        self._head = head = self._memory.request(buffer if end == len(buffer) else buffer[:end])
         self._buffer = buffer[end:]
         self._scanned = 0
         self._missing = head.length or 0
@@ -136,9 +146,10 @@ class RequestReader:
 class ResponseReader:
     """The client's side of one connection: the head of the final answer, then the end of its body."""
 
-    __slots__ = ("_buffer", "_chunks", "_framing", "_left", "complete", "overrun")
+    __slots__ = ("_buffer", "_chunks", "_framing", "_left", "_memory", "complete", "overrun")
 
-    def __init__(self) -> None:
+    def __init__(self, memory: HeadMemory | None = None) -> None:
+        self._memory = memory or HeadMemory()
         self._buffer = b""
         self._framing = Framing.NONE
         self._left = 0
@@ -160,7 +171,7 @@ class ResponseReader:
             end += 4
             if end > HEAD_LIMIT:
                 raise ProtocolError(502, "the response head is larger than 64 KiB")
-            head = parse_response_head(buffer[:end])
+            head = self._memory.response(buffer[:end])
             buffer = buffer[end:]
             if head.status >= 200:
                 break

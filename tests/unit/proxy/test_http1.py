@@ -9,7 +9,13 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gpufleet.proxy.wire.chunked import ChunkFollower, ProtocolError
-from gpufleet.proxy.wire.heads import Framing, parse_request_head, parse_response_head, write_request_head
+from gpufleet.proxy.wire.heads import (
+    Framing,
+    HeadMemory,
+    parse_request_head,
+    parse_response_head,
+    write_request_head,
+)
 from gpufleet.proxy.wire.http1 import RequestReader, ResponseReader
 
 LIMIT = 4096
@@ -286,6 +292,36 @@ def test_a_lying_response_head_is_502(head):
     with pytest.raises(ProtocolError) as refused:
         parse_response_head(head)
     assert refused.value.status == 502
+
+
+@given(
+    bodies=st.lists(st.sampled_from([b"", b"x", b"hello", b"y" * 300]), min_size=1, max_size=5),
+    lines=st.lists(
+        st.sampled_from(
+            [b"", b"X: 1\r\n", b"X: 2\r\n", b"Content-Length: 5\r\n", b"Transfer-Encoding: chunked\r\n"]
+        ),
+        min_size=5,
+        max_size=5,
+    ),
+)
+def test_a_remembered_head_reads_as_a_new_one(bodies, lines):
+    """The same connection or a new one for each request: the same events, and the same refusals."""
+    requests = [
+        CHAT + b"Content-Length: %d\r\n%s\r\n%s" % (len(body), line, body)
+        for body, line in zip(bodies, lines, strict=False)
+    ]
+    apart: list[object] = []
+    for request in requests:
+        apart += events([request])
+        if isinstance(apart[-1], int):
+            break
+    assert events([b"".join(requests)]) == apart
+    asked, answered, lengths = HeadMemory(), HeadMemory(), []
+    for body in bodies:
+        lengths.append(asked.request(CHAT + b"Content-Length: %d\r\n\r\n" % len(body)).length)
+        answer = answered.response(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body))
+        assert (answer.length, answer.framing) == (len(body), Framing.LENGTH)
+    assert lengths == [len(body) for body in bodies]
 
 
 def test_interim_answers_are_dropped():
