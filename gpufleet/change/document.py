@@ -16,7 +16,7 @@ from typing import TypeAlias
 import msgspec
 
 from gpufleet.change.model import Check, Irreversible, Plan, Step
-from gpufleet.errors import FleetError
+from gpufleet.errors import ExitCode, FleetError
 from gpufleet.names import HostName, StepId
 from gpufleet.redact import Secret
 from gpufleet.remote.command import Command
@@ -31,6 +31,7 @@ class JournalError(FleetError):
     """A journal cannot be read or written, or does not follow the machine's rules."""
 
     code = "journal"
+    exit = ExitCode.USAGE
 
 
 class SecretRef(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

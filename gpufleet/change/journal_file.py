@@ -208,14 +208,21 @@ def summaries(state_dir: Path) -> tuple[RunSummary, ...]:
     folder = state_dir / "runs"
     if not folder.is_dir():
         return ()
-    names = sorted((item.name for item in folder.iterdir() if _RUN.fullmatch(item.name)), reverse=True)
-    return tuple(_summary(state_dir, RunId(name)) for name in names)
+    made = (item.name for item in folder.iterdir() if _RUN.fullmatch(item.name) and (item / NAME).is_file())
+    names = sorted(made, reverse=True)
+    return tuple(summary(state_dir, RunId(name)) for name in names)
 
 
-def _summary(state_dir: Path, run: RunId) -> RunSummary:
+def exists(state_dir: Path, run: RunId) -> bool:
+    """Whether this machine has a journal of the run."""
+    return (_folder(state_dir, run) / NAME).is_file()
+
+
+def summary(state_dir: Path, run: RunId) -> RunSummary:
+    """One run of this machine. Raises UsageError when there is none; a journal that cannot be read is a problem."""
     try:
         records = read(state_dir, run)
-    except (JournalError, UsageError) as error:
+    except JournalError as error:
         return RunSummary(run=run, records=(), problem=str(error))
     if not records or not isinstance(records[0].body, Opened):
         return RunSummary(run=run, records=(), problem="no record was written; nothing was changed")
