@@ -263,7 +263,7 @@ def test_an_upload_is_routed_by_its_model_and_passes_untouched(tmp_path):
         kind = "multipart/form-data; boundary=b1"
         assert running.post(body, "/v1/audio/transcriptions", **{"Content-Type": kind})[0] == 200
         assert engine.calls[0].body == body
-        assert f"Content-Type: {kind}".encode() in engine.calls[0].head
+        assert f"content-type: {kind}".encode() in engine.calls[0].head
 
 
 def test_a_large_body_passes_both_ways(tmp_path):
