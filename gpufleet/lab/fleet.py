@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
@@ -10,9 +11,11 @@ from gpufleet.lab.boards import BOARDS
 from gpufleet.lab.container_cli import container_program
 from gpufleet.lab.container_model import Daemon, Registry
 from gpufleet.lab.engines import ModelEngines
-from gpufleet.lab.faults import Fault, Kind
+from gpufleet.lab.faults import LINK, Fault, Kind
 from gpufleet.lab.programs import install
+from gpufleet.lab.shell.call import Call, Program
 from gpufleet.lab.shell.curl_tool import curl_program
+from gpufleet.lab.shell.run import Ended, run_shell
 from gpufleet.lab.simcontainer import ContainerEngine
 from gpufleet.lab.simgpu import GpuSet, Holder, SimGpu, make_gpus
 from gpufleet.lab.simhost import EngineHost, LabClock, Listener, SimHost
@@ -55,6 +58,27 @@ class LabHost:
     gpus: GpuSet
     dead: bool = False
     back_at: float | None = None
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    """Held by whoever runs a script here, but for its waits."""
+
+    def __post_init__(self) -> None:
+        self.host.rest = self._rest
+
+    def _rest(self, seconds: float, pids: tuple[int, ...]) -> None:
+        """Let time pass while other sessions use the host."""
+        if seconds == float("inf"):
+            raise RuntimeError(f"{self.name}: a program waits for ever and nobody set a deadline")
+        self.lock.release()
+        try:
+            self.host.clock.sleep(seconds)
+        finally:
+            self.lock.acquire()
+        self.host.check_signals(pids)
+
+    def sh(self, text: str, *, user: str = "", stdin: bytes = b"", patience: float = 600.0) -> Ended:
+        """Run a script at the host's own console, past every link and every fault of one."""
+        with self.lock:
+            return run_shell(self.host, text, stdin, user=user, patience=patience)
 
     @property
     def name(self) -> str:
@@ -155,8 +179,24 @@ def _lab_host(wish: HostWish, host: SimHost, engines: EngineHost, registry: Regi
         programs["nvidia-ctk"] = ctk_program(gpus)
         host.fs.write("/usr/bin/nvidia-container-runtime-hook", b"", mode=0o755)
     host.fs.write("/run/docker.pid", b"900\n")
+    lab = LabHost(wish=wish, host=host, containers=containers, gpus=gpus)
+    programs["lab-fault"] = _fault_program(lab)
     install(host, programs, without=wish.without)
-    return LabHost(wish=wish, host=host, containers=containers, gpus=gpus)
+    return lab
+
+
+def _fault_program(lab: LabHost) -> Program:
+    """`lab-fault KIND [DETAIL]`: break this host, from a shell on it."""
+
+    def program(call: Call) -> int:
+        words = call.arguments
+        known = sorted(kind.value for kind in Kind if kind not in LINK | {Kind.REFUSE})
+        if not words or words[0] not in known:
+            return call.complain(f"usage: lab-fault {'|'.join(known)} [DETAIL]", 2)
+        lab.strike(Fault(kind=Kind(words[0]), host=lab.name, detail=" ".join(words[1:])))
+        return 0
+
+    return program
 
 
 def _gpus(wish: HostWish) -> list[SimGpu]:

@@ -6,7 +6,6 @@ a turned clock do not end each other's commands. One lock a host makes a script 
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping
 
 from gpufleet.errors import HostUnreachable, SelectionError
@@ -49,16 +48,13 @@ class MemoryTransport:
         self.commands: dict[str, int] = {}
         """Commands sent to each host so far."""
         self.opens: dict[str, int] = {}
-        self.locks = {name: threading.Lock() for name in fleet.hosts}
-        for name, lab in fleet.hosts.items():
-            lab.host.rest = _Rest(lab, self.locks[name])
 
     def open(self, host: HostName) -> MemorySession:
         """A session; raises `HostUnreachable` when the host is dead or refuses."""
         if host not in self.fleet.hosts:
             raise SelectionError(f"there is no host {host}")
         lab = self.fleet[host]
-        with self.locks[host]:
+        with lab.lock:
             self.opens[host] = self.opens.get(host, 0) + 1
             if not lab.check_power():
                 raise HostUnreachable("connection timed out", where=host)
@@ -68,25 +64,6 @@ class MemoryTransport:
 
     def close(self) -> None:
         """Nothing is kept open."""
-
-
-class _Rest:
-    """Lets time pass while other sessions use the host."""
-
-    def __init__(self, lab: LabHost, lock: threading.Lock) -> None:
-        self._lab = lab
-        self._lock = lock
-
-    def __call__(self, seconds: float, pids: tuple[int, ...]) -> None:
-        host = self._lab.host
-        if seconds == float("inf"):
-            raise RuntimeError(f"{host.name}: a command waits for ever and has no timeout")
-        self._lock.release()
-        try:
-            host.clock.sleep(seconds)
-        finally:
-            self._lock.acquire()
-        host.check_signals(pids)
 
 
 class MemorySession:
@@ -111,7 +88,7 @@ class MemorySession:
         if self._closed:
             return Lost(reason="the session is closed", sent=False)
         name = self._lab.name
-        with self._transport.locks[name]:
+        with self._lab.lock:
             if not self._lab.check_power():
                 return Lost(reason="the connection was lost", sent=False)
             nth = self._transport.commands[name] = self._transport.commands.get(name, 0) + 1

@@ -231,7 +231,7 @@ def overview(devices: GpuSet, now: datetime) -> list[str]:
     out = [
         f"{now:%a %b %e %H:%M:%S %Y}       ",
         f"+{'-' * 89}+",
-        f"| NVIDIA-SMI {devices.driver:<22}Driver Version: {devices.driver:<15}CUDA Version: {devices.cuda:<9}|",
+        f"| NVIDIA-SMI {devices.driver:<23}Driver Version: {devices.driver:<15}CUDA Version: {devices.cuda:<9}|",
         rule,
         "| GPU  Name                 Persistence-M | Bus-Id          Disp.A | Volatile Uncorr. ECC |",
         "| Fan  Temp   Perf          Pwr:Usage/Cap |           Memory-Usage | GPU-Util  Compute M. |",
@@ -245,7 +245,7 @@ def overview(devices: GpuSet, now: datetime) -> list[str]:
         use = "N/A" if gpu.mig else f"{37 if busy else 0}%"
         power = f"{280 if busy else 70}W / {gpu.board.power_limit:>4}W"
         out += [
-            f"| {gpu.index:>3}  {gpu.board.name:<27} On  | {gpu.bus_id:>18} Off | {'On' if gpu.mig else '0':>20} |",
+            f"| {gpu.index:>3}  {gpu.board.name:<31}On  | {gpu.bus_id:>18} Off | {'On' if gpu.mig else '0':>20} |",
             f"| N/A {55 if busy else 33:>4}C    P0 {power:>23} | {memory:>22} | {use:>7}      Default |",
             f"|{' ' * 41}|{' ' * 24}| {mode:>20} |",
             rule,

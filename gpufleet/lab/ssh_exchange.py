@@ -38,7 +38,6 @@ class Desk(Protocol):
     """A host as seen from its connections."""
 
     lab: LabHost
-    lock: threading.Lock
     commands: int
 
 
@@ -127,7 +126,7 @@ class Exchange:
         if text.strip() == _EXEC:
             while chunk := self._receive():
                 stdin += chunk
-        with self._door.lock:
+        with self._door.lab.lock:
             self._door.commands += 1
             seen = f"{text}\n{stdin.decode('utf-8', 'replace')}"
             due = self._bench.faults.due(self._door.lab.name, self._door.commands, seen)
@@ -166,10 +165,10 @@ class Exchange:
         lost = any(fault.kind is Kind.LOSE_AFTER for fault in link)
         self._bench.stopping.wait(slow)
         out, err = _Outbox(self._letters, error=False), _Outbox(self._letters, error=True)
-        with self._door.lock:
+        with self._door.lab.lock:
             if not lost:
                 out.write(byte_text(lab.host.users[self._user].noise))
-            reader = Reader(byte_text(stdin)) if stdin else _ChannelReader(self.channel, self._door.lock)
+            reader = Reader(byte_text(stdin)) if stdin else _ChannelReader(self.channel, self._door.lab.lock)
             if lost:
                 self._bench.cut(self._door.lab)
             try:
@@ -202,14 +201,14 @@ class Exchange:
 class Rest:
     """Lets real time pass while other sessions use the host."""
 
-    def __init__(self, bench: Bench, door: Desk) -> None:
+    def __init__(self, bench: Bench, lab: LabHost) -> None:
         self._bench = bench
-        self._door = door
+        self._lab = lab
 
     def __call__(self, seconds: float, pids: tuple[int, ...]) -> None:
-        host = self._door.lab.host
+        host = self._lab.host
         end = host.clock.monotonic() + seconds
-        self._door.lock.release()
+        self._lab.lock.release()
         try:
             while (left := end - host.clock.monotonic()) > 0:
                 self._bench.stopping.wait(min(left, SLICE))
@@ -217,4 +216,4 @@ class Rest:
                 if self._bench.stopping.is_set():
                     raise Killed(9)
         finally:
-            self._door.lock.acquire()
+            self._lab.lock.acquire()

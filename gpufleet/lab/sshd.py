@@ -10,6 +10,7 @@ close the channel under the client.
 from __future__ import annotations
 
 import contextlib
+import logging
 import selectors
 import socket
 import threading
@@ -42,12 +43,15 @@ class Door:
 
     lab: LabHost
     key: paramiko.PKey
-    lock: threading.Lock = field(default_factory=threading.Lock)
     listener: socket.socket | None = None
     connections: list[_Connection] = field(default_factory=list)
     commands: int = 0
     opens: int = 0
 
+
+_LOG = logging.getLogger("gpufleet.lab.sshd")
+_LOG.addHandler(logging.NullHandler())
+_LOG.propagate = False  # paramiko calls it an error when a client leaves without a word
 
 _TABLE = vars(paramiko.Transport)["_channel_handler_table"]  # see _Connection
 
@@ -78,6 +82,7 @@ class _Connection(paramiko.Transport):
 
     def __init__(self, sock: socket.socket) -> None:
         super().__init__(sock)
+        self.set_log_channel(_LOG.name)
         self.acknowledged: dict[int, threading.Event] = {}
 
 
@@ -159,7 +164,7 @@ class LabServer:
         """Listen everywhere and write the folder's files; raises `OSError` when an address is taken."""
         try:
             for door in self._doors.values():
-                door.lab.host.rest = Rest(self, door)
+                door.lab.host.rest = Rest(self, door.lab)
                 self._open(door)
         except OSError:
             self._close_listeners()
@@ -232,7 +237,7 @@ class LabServer:
             for door in self._doors.values():
                 if not door.lab.dead and door.listener is not None:
                     continue
-                with door.lock:
+                with door.lab.lock:
                     alive = door.lab.check_power()
                 if not alive:
                     self._shut(door)

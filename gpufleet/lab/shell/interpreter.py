@@ -43,7 +43,7 @@ from gpufleet.lab.shell.syntax import (
 )
 from gpufleet.lab.simhost import Killed, SimHost
 
-STEPS = 400_000
+STEPS = 150_000
 """Commands that one script may run; a loop without end is a fault of the script."""
 
 

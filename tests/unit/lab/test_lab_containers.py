@@ -8,7 +8,6 @@ import pytest
 
 from gpufleet.lab.container_model import Daemon
 from gpufleet.lab.fleet import HostWish, LabHost, build_fleet
-from gpufleet.lab.shell.run import run_shell
 from gpufleet.lab.simhost import Listener
 from tests.kit.lab_kit import LabClock
 
@@ -21,14 +20,14 @@ def lab(**more) -> LabHost:
     return build_fleet([wish], LabClock())["gpu-01"]
 
 
-def sh(host: LabHost, text: str, *, user: str = "ops", ok: bool = True, **more) -> str:
-    ended = run_shell(host.host, text, user=user, patience=600.0, **more)
+def sh(host: LabHost, text: str, *, user: str = "ops", ok: bool = True) -> str:
+    ended = host.sh(text, user=user)
     assert not ok or ended.code == 0, ended
     return ended.stdout.decode()
 
 
 def fails(host: LabHost, text: str, code: int, words: str, *, user: str = "ops") -> str:
-    ended = run_shell(host.host, text, user=user, patience=600.0)
+    ended = host.sh(text, user=user)
     assert ended.code == code, ended
     assert words in ended.stderr.decode()
     return ended.stdout.decode()
@@ -197,7 +196,7 @@ def test_the_daemon_down_hung_and_closed_to_us():
     fails(host, RUN, 125, "Is the docker daemon running?")
     host.host.change_service("docker", active=True)
     host.containers.daemon = Daemon.HUNG
-    assert run_shell(host.host, "timeout 30 docker ps", patience=600.0).code == 124
+    assert host.sh("timeout 30 docker ps").code == 124
 
 
 def test_a_full_disk():

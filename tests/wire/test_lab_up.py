@@ -1,0 +1,109 @@
+"""A whole lab: in this process with engines over HTTP, and in the background by the command line."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx
+import pytest
+
+from gpufleet.clock import SystemClock
+from gpufleet.errors import CannotServe
+from gpufleet.inventory.load import load
+from gpufleet.lab import background
+from gpufleet.lab.lab_files import LabFolder
+from gpufleet.lab.serve import RunningLab
+from tests.kit.transport_kit import eventually
+
+pytestmark = pytest.mark.wire
+RUN = "docker run -d --name mm -p 8000:8000 --entrypoint vllm vllm/vllm-openai:v1 serve some/model --served-model-name chat"
+
+
+def test_an_engine_of_a_simulated_host_streams_over_http(tmp_path: Path):
+    with RunningLab(tmp_path / "lab", hosts=2, load_seconds=0.05, pull_seconds=0.0) as lab:
+        for host in lab.fleet:
+            assert host.sh(RUN).code == 0
+        for host in lab.fleet:
+            base = f"http://{host.host.address}:8000"
+
+            def ready(base: str = base) -> bool:
+                try:
+                    return httpx.get(f"{base}/health", timeout=30.0).status_code == 200
+                except httpx.TransportError:
+                    return False
+
+            eventually(ready)
+            body = {
+                "model": "chat",
+                "messages": [{"role": "user", "content": "hi"}],
+                "stream": True,
+                "max_tokens": 4,
+            }
+            answer = httpx.post(f"{base}/v1/chat/completions", json=body, timeout=60.0)
+            assert answer.text.rstrip().endswith("data: [DONE]")
+        first = lab.fleet["gpu-01"]
+        assert first.sh("docker kill mm").code == 0
+        with pytest.raises(httpx.TransportError):
+            httpx.get(f"http://{first.host.address}:8000/health", timeout=30.0)
+        assert load(lab.folder.inventory).hosts.keys() == {"gpu-01", "gpu-02"}
+
+
+def gpufleet(*words: str, code: int = 0) -> dict[str, object]:
+    done = subprocess.run(
+        [sys.executable, "-m", "gpufleet", *words, "-o", "json"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == code, done.stderr + done.stdout
+    found = json.loads(done.stdout)
+    assert isinstance(found, dict)
+    return found
+
+
+def test_up_status_and_down(tmp_path: Path):
+    folder = LabFolder(tmp_path / "lab")
+    where = ("--dir", str(folder.path))
+    assert gpufleet("lab", "status", *where, code=3)["running"] is False
+    up = gpufleet("lab", "up", "--hosts", "2", "--gpus", "1xA100-80GB", *where)
+    process = background.find(folder)
+    assert process is not None
+    try:
+        assert gpufleet("lab", "status", *where)["pid"] == up["pid"] == process.pid
+        assert gpufleet("lab", "up", *where, code=4)["outcome"] == "refused"
+        facts = gpufleet("-i", str(folder.inventory), "hosts", "check")
+        assert facts["exit"] == 0
+    finally:
+        down = gpufleet("lab", "down", *where)
+    assert down["ended"] is True
+    assert not folder.path.exists()
+    assert gpufleet("lab", "down", *where)["ended"] is False
+    assert not process.alive
+
+
+def test_a_process_that_only_has_the_number_is_left_alone(tmp_path: Path):
+    folder = LabFolder(tmp_path)
+    with subprocess.Popen(["sleep", "60"]) as bystander:
+        try:
+            record = {"pid": bystander.pid, "born": "1", "hosts": 1, "gpus": "1xH100-80GB"}
+            (tmp_path / "lab.json").write_text(json.dumps(record))
+            assert background.down(folder, SystemClock()) is None
+            assert bystander.poll() is None
+        finally:
+            bystander.send_signal(signal.SIGKILL)
+
+
+def test_a_lab_that_cannot_start_says_why(tmp_path: Path):
+    with pytest.raises(CannotServe, match="write NUMBERxBOARD"):
+        background.up(LabFolder(tmp_path / "lab"), hosts=1, gpus="1xNOPE")
+
+
+def test_a_second_lab_takes_another_network(tmp_path: Path):
+    with RunningLab(tmp_path / "a", hosts=1) as one, RunningLab(tmp_path / "b", hosts=1) as two:
+        addresses = {one.fleet["gpu-01"].host.address, two.fleet["gpu-01"].host.address}
+        assert len(addresses) == 2
