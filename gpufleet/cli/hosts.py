@@ -16,7 +16,7 @@ from gpufleet.errors import ExitCode, FleetError, UsageError
 if TYPE_CHECKING:
     from gpufleet.hosts.doctor import Finding
     from gpufleet.hosts.model import HostFacts
-    from gpufleet.inventory.model import Host
+    from gpufleet.inventory.model import Host, Inventory
     from gpufleet.names import HostName
 
 app = typer.Typer(
@@ -70,7 +70,8 @@ def facts(selector: Selector = None) -> None:
     from gpufleet.cli import hosts_text
     from gpufleet.hosts.encode import encode
 
-    seen, _ = _look(selector or ())
+    inventory = wiring.load_inventory(current())
+    seen, _ = _look(inventory, wiring.select(inventory, selector or ()))
     rows: list[Mapping[str, object]] = [
         _unreached(name, outcome) if isinstance(outcome, FleetError) else {"status": "ok", **encode(outcome)}
         for name, outcome in seen.items()
@@ -93,7 +94,7 @@ def check(selector: Selector = None) -> None:
 
     inventory = wiring.load_inventory(current())
     hosts = {host.name: host for host in wiring.select(inventory, selector or ())}
-    seen, seconds = _look(selector or ())
+    seen, seconds = _look(inventory, tuple(hosts.values()))
     findings = {
         name: () if isinstance(outcome, FleetError) else diagnose(outcome, hosts[name])
         for name, outcome in seen.items()
@@ -171,13 +172,11 @@ def trust(
 
 
 def _look(
-    words: Sequence[str],
+    inventory: Inventory, hosts: Sequence[Host]
 ) -> tuple[Mapping[HostName, HostFacts | FleetError], Mapping[HostName, float]]:
     from gpufleet.clock import SystemClock
     from gpufleet.hosts.gather import gather
 
-    inventory = wiring.load_inventory(current())
-    hosts: Sequence[Host] = wiring.select(inventory, words)
     seconds: dict[HostName, float] = {}
 
     def observe(name: HostName, took: float) -> None:
