@@ -20,8 +20,8 @@ and the end line is there, sudo refused and nothing has run: seen from our own m
 from __future__ import annotations
 
 import base64
-import re
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from gpufleet.redact import Secret
 from gpufleet.remote.command import Command, quote, reveal
@@ -30,6 +30,9 @@ from gpufleet.remote.sudo import SudoFailure, classify
 
 EXEC_REQUEST = "exec /bin/sh -s"
 """What the login shell is asked to run, for every command."""
+
+_TAIL_WINDOW = 1 << 18
+"""Bytes; more than one read of a channel gives."""
 
 _HEAD = """\
 LC_ALL=C
@@ -149,8 +152,12 @@ def unframe(stdout: bytes, stderr: bytes, marker: str, *, become: bool = False) 
 
 
 def finished(stream: bytes | bytearray, marker: str) -> bool:
-    """Whether the end line stands in this stream, whole."""
-    place = stream.rfind(f"{marker}-end ".encode())
+    """Whether the end line stands near the end of this stream, whole.
+
+    Only the last part is searched, as this is asked after every chunk; whoever prints more than that behind the end
+    line is waited for to the end of the stream.
+    """
+    place = stream.rfind(f"{marker}-end ".encode(), max(0, len(stream) - _TAIL_WINDOW))
     return place >= 0 and stream.find(b"\n", place) >= 0
 
 
@@ -164,22 +171,42 @@ class _Stream:
 
     @classmethod
     def of(cls, raw: bytes, marker: str) -> _Stream:
-        begin = re.search(rb"%s-begin (\d+)\n" % marker.encode(), raw)
+        begin = _line(raw, f"{marker}-begin ")
         if begin is None:
             return cls(raw.decode("utf-8", "replace").strip(), "", None, None, None)
-        rest = raw[begin.end() :]
-        root = re.search(rb"%s-root (\d+)\n" % marker.encode(), rest)
+        rest = raw[begin.end :]
+        root = _line(rest, f"{marker}-root ")
         if root is not None:
-            rest = rest[root.end() :]
-        end = re.search(rb"%s-end (\d+)\n" % marker.encode(), rest)
+            rest = rest[root.end :]
+        end = _line(rest, f"{marker}-end ")
         if end is not None:
-            rest = rest[: end.start()]
+            rest = rest[: end.start]
         # A forced command may pour both streams into one: then each line of ours stands there twice.
-        rest = re.sub(rb"%s-(begin|root) \d+\n" % marker.encode(), b"", rest)
+        for label in ("begin", "root"):
+            while (again := _line(rest, f"{marker}-{label} ")) is not None:
+                rest = rest[: again.start] + rest[again.end :]
         return cls(
-            before=raw[: begin.start()].decode("utf-8", "replace").strip(),
+            before=raw[: begin.start].decode("utf-8", "replace").strip(),
             content=rest.decode("utf-8", "replace"),
-            pid=int(begin[1]),
-            root_pid=int(root[1]) if root is not None else None,
-            code=int(end[1]) if end is not None else None,
+            pid=begin.number,
+            root_pid=root.number if root is not None else None,
+            code=end.number if end is not None else None,
         )
+
+
+class _Line(NamedTuple):
+    """One of our own lines in a stream."""
+
+    start: int
+    end: int
+    number: int
+
+
+def _line(raw: bytes, prefix: str) -> _Line | None:
+    """The first whole line of ours with this prefix and a number. No regular expressions: each would be used once."""
+    start = raw.find(prefix.encode())
+    newline = raw.find(b"\n", start) if start >= 0 else -1
+    if newline < 0:
+        return None
+    digits = raw[start + len(prefix) : newline]
+    return _Line(start, newline + 1, int(digits)) if digits.isdigit() else None
