@@ -21,7 +21,7 @@ from gpufleet.deploy.plan import DeployPlan, Wish, make
 from gpufleet.deploy.replicas import Present, replicas_of
 from gpufleet.deploy.retire import copy_routes, retire
 from gpufleet.deploy.rows import explain, rows, served
-from gpufleet.deploy.survey import preflight, survey
+from gpufleet.deploy.survey import glance, preflight, survey
 from gpufleet.deploy.tools import Done, Tools, former_hosts, recheck, resolved
 from gpufleet.errors import FleetError
 from gpufleet.hosts.model import HostFacts
@@ -63,11 +63,17 @@ def prepare(tools: Tools, pool: Pool, *, command: str, dry: bool = False) -> Pre
     """
     chosen = select(tools.inventory, pool.hosts)
     known = tools.store.record(pool.name)
-    hosts = (*chosen, *former_hosts(tools, known, chosen))
     pool = resolved(tools, _with_members(pool, known))
     key = _key(tools, pool.name, dry=dry)
-    facts = survey(tools.change.transport, hosts, clock=tools.change.clock, forks=tools.change.forks)
+    facts = survey(tools.change.transport, chosen, clock=tools.change.clock, forks=tools.change.forks)
     preflight(chosen, facts)
+    facts |= glance(
+        tools.change.transport,
+        former_hosts(tools, known, chosen),
+        clock=tools.change.clock,
+        forks=tools.change.forks,
+        warn=tools.warn,
+    )
     run = journal_file.new_run_id(tools.change.clock)
     revision = _next_revision(known, replicas_of(pool.name, facts.values()))
     wish = Wish(pool=pool, run=run, revision=revision, engine=tools.engine, key=key, command=command)

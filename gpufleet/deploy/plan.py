@@ -336,7 +336,7 @@ def _assembled(
             key=lambda endpoint: endpoint.replica,
         )
     )
-    touched = {step.host for step in steps} | {one.host for one in gone}
+    touched = {step.host for step in steps}
     print_of = fingerprint({name: facts[name] for name in touched})
     return DeployPlan(
         pool=pool,

@@ -87,7 +87,7 @@ def _failed_hosts(error: FleetError, plan: Plan) -> dict[HostName, str]:
 def _left(one: Retiree, reason: str) -> ErrorRow:
     return ErrorRow(
         one.host,
-        f"container {one.name} of {one.replica} is left: {reason}",
+        f"container {one.name} of {one.replica} may be left: {reason}",
         "the next deploy of the pool removes it",
         "leftover",
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from gpufleet.clock import Clock
 from gpufleet.errors import ErrorRow, FleetError, HostUnreachable, PreflightFailed
@@ -30,6 +30,21 @@ def survey(
     if failed:
         raise _unreachable(failed, len(hosts))
     return {name: answer for name, answer in answers.items() if isinstance(answer, HostFacts)}
+
+
+def glance(
+    transport: Transport, hosts: Sequence[Host], *, clock: Clock, forks: int, warn: Callable[[str], None]
+) -> dict[HostName, HostFacts]:
+    """Facts of the hosts that answer; one that does not is only told, because nothing new is put there."""
+    found: dict[HostName, HostFacts] = {}
+    for name, answer in gather(transport, hosts, clock=clock, forks=forks).items():
+        if isinstance(answer, HostFacts):
+            found[name] = answer
+        else:
+            warn(
+                f"{name} has replicas of this pool by its record and was not reached: they stay ({answer.summary})"
+            )
+    return found
 
 
 def _unreachable(failed: Mapping[HostName, FleetError], asked: int) -> FleetError:

@@ -167,8 +167,12 @@ def test_random_fault_scripts(tmp_path, first):
             assert site.containers(life=False) == before, told
             assert site.routes() == routes, told
         else:
-            left = {row.where for row in outcome.leftovers}
             assert len(site.routes()["chat"]) == 2, told
-            for name, found in site.containers().items():
-                assert len(found) == 3 + (name in left and seed % 3 == 0), told
+            if outcome.leftovers:  # named, and removed by the next deploy once the lease has expired
+                site.clock.sleep(300.0)
+                attempt(site, pool)
+            assert {name: len(found) for name, found in site.containers().items()} == {
+                "gpu-01": 3,
+                "gpu-02": 3,
+            }, told
         assert site.environment_files() == {}, told

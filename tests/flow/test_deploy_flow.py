@@ -119,6 +119,33 @@ def test_a_failed_replacement_in_place_starts_the_old_again(tmp_path):
     assert site.routes() == routes
 
 
+def test_another_algorithm_is_published_and_touches_no_host(site):
+    site.deploy()
+    before, runs = site.containers(), len(site.runs())
+    done = site.deploy(site.pool(algorithm="least-busy"))
+    assert (done.outcome, done.run, done.generation) == ("committed", "", 2)
+    assert (site.containers(), len(site.runs())) == (before, runs)
+    assert not site.changes(site.pool(algorithm="least-busy"))
+
+
+def test_replicas_move_with_the_hosts_of_the_pool(site):
+    site.deploy(site.pool(replicas=1, hosts=("gpu-01",)))
+    site.deploy(site.pool(replicas=1, hosts=("gpu-02",)))
+    assert site.pools_containers() == {"gpu-01": [], "gpu-02": ["gpu-02/0"]}
+    assert site.routes() == {"chat": ["http://127.77.0.2:8000"]}
+
+
+def test_a_host_that_died_does_not_keep_the_pool_from_moving_on(site):
+    site.deploy()
+    site.fleet["gpu-02"].power_off(0)
+    site.deploy(site.pool(replicas=2, hosts=("gpu-01",)))
+    assert site.routes() == {"chat": ["http://127.77.0.1:8000", "http://127.77.0.1:8001"]}
+    assert any(line.startswith("gpu-02 has replicas") for line in site.told)
+    site.fleet["gpu-02"].power_on()
+    site.deploy()
+    assert site.pools_containers() == {"gpu-01": ["gpu-01/0"], "gpu-02": ["gpu-02/0"]}
+
+
 def test_slices_are_served_when_a_slice_is_asked_for(tmp_path):
     site = Site(tmp_path, count=1, gpus="1xH100-80GB", layouts={0: ("3g.40gb:0", "3g.40gb:4")})
     site.deploy(site.pool(replicas=2, slice=SliceWish(mig="3g.40gb")))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,9 @@ class Site:
     def __init__(self, path: Path, count: int = 2, gpus: str = "2xH100-80GB", **more: Any) -> None:
         self.path = path
         self.clock = LabClock()
-        self.fleet: Fleet = build_fleet(wishes_of(count, gpus, **more), self.clock)
+        self.fleet: Fleet = build_fleet(
+            (replace(wish, **more) for wish in wishes_of(count, gpus)), self.clock
+        )
         hosts = {
             HostName(lab.name): Host(
                 name=HostName(lab.name), address=Address(lab.wish.address), ports=PortRange(8000, 8015)
