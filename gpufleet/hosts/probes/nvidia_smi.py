@@ -64,7 +64,6 @@ _TROUBLE = re.compile(
     r"|mismatch|not a valid field|invalid|command not found",
     re.IGNORECASE,
 )
-_PLAIN_RULE = re.compile(r"^[|+=\-\s]*$")
 
 
 @dataclass(frozen=True, slots=True)
