@@ -14,12 +14,8 @@ from tests.real import faults
 from tests.real.desk import Started
 from tests.real.scene import FIRST_PORT, LAST_PORT, Case, Scene, nothing
 
-PULL, START, GATE, SETTLE = (
-    "intent pull-h3 do",
-    "intent start-h3-0 do",
-    "intent gate-h3-0 do",
-    "intent settle-h3 do",
-)
+PULL, START = "intent pull-{host} do", "intent start-{host}-0 do"
+GATE, SETTLE = "intent gate-{host}-0 do", "intent settle-{host} do"
 STARTED = "outcome start-{host}-0 do succeeded"
 DOWN = ("cannot connect to the docker daemon",)
 
@@ -242,7 +238,7 @@ AT_START = (
     Case(fault="port taken by a process", phase="start", at=START, inject=lambda s: faults.port_taken_by_process(s.host, FIRST_PORT), exits=(9,), says=("address already in use",)),
     Case(fault="port taken by a container", phase="start", at=START, inject=lambda s: faults.port_taken_by_container(s.host, FIRST_PORT, s.image()), exits=(9,), says=("port is already allocated",)),
     Case(fault="disk full", phase="start", at=START, inject=lambda s: faults.disk_full(s.host, "/var/lib/docker"), exits=(9,), says=("no space left",)),
-    Case(fault="home disk full", phase="start", at=START, inject=lambda s: faults.disk_full(s.host, "/home"), exits=(9,), says=("full",)),
+    Case(fault="home disk full", phase="start", at=START, inject=lambda s: faults.disk_full(s.host, "/home"), exits=(9,), says=("no space left",)),
     Case(fault="GPU refused by the hook", phase="start", at=START, inject=gpu_unknown_to_hook, exits=(9,), says=("unknown device",)),
     Case(fault="memory limit refused", phase="start", inject=nothing, exits=(9,), names_host=False, says=("memory limit",), pool={"limits": {"memory": "1m"}}),
     Case(fault="image removed", phase="start", alone=True, at=START, inject=image_removed, exits=(9,), pool=NEXT),

@@ -107,7 +107,9 @@ def port_taken_by_process(host: RealHost, port: int) -> Iterator[None]:
 def port_taken_by_container(host: RealHost, port: int, image: str) -> Iterator[None]:
     """Somebody else's container publishes a port."""
     name = f"port-holder-{port}"
-    host.inside("docker", "run", "-d", "--name", name, "-p", f"{port}:8000", image, "some/model")
+    host.inside(
+        "docker", "run", "-d", "--name", name, "-p", f"{host.address}:{port}:8000", image, "some/model"
+    )
     try:
         yield
     finally:

@@ -76,15 +76,18 @@ class Stage(Generic[Part]):
     @contextmanager
     def _admitted(self, *, alone: bool) -> Iterator[None]:
         with self._room:
-            self._room.wait_for(lambda: not self._closed and not (alone and self._playing))
-            self._playing += 1
+            self._room.wait_for(lambda: not self._closed)
             self._closed = alone
+            if alone:
+                self._room.wait_for(lambda: not self._playing)
+            self._playing += 1
         try:
             yield
         finally:
             with self._room:
                 self._playing -= 1
-                self._closed = False
+                if alone:
+                    self._closed = False
                 self._room.notify_all()
 
 
