@@ -222,8 +222,11 @@ class Process:
 
     def finish(self, flight: Flight):
         event = self.world.answer(flight)
+        before = self.state.phase
         self.record(event)
         self.flights.remove(flight)
+        if before is RunPhase.APPLYING and self.state.phase is RunPhase.UNDOING:
+            self.record(Turned(reason="as the interpreter says it"))
 
     def settle(self) -> Ending:
         ending = conclude(self.state)
