@@ -12,10 +12,10 @@ from gpufleet.deploy import commit
 from gpufleet.deploy.commands import Dialect
 from gpufleet.deploy.plan import fingerprint
 from gpufleet.deploy.replicas import Present, replicas_of
-from gpufleet.deploy.retire import Retired, copy_routes, retire
+from gpufleet.deploy.retire import Retired, copy_routes, retire, try_again
 from gpufleet.deploy.steps import stop_step
 from gpufleet.deploy.survey import survey
-from gpufleet.deploy.tools import Done, Tools, former_hosts, recheck
+from gpufleet.deploy.tools import Done, Tools, former_hosts, recheck, warn_of_leases
 from gpufleet.engine.vllm import STOP_TIMEOUT
 from gpufleet.errors import FleetError
 from gpufleet.hosts.model import HostFacts, Known
@@ -70,17 +70,19 @@ def delete(tools: Tools, deletion: Deletion) -> Done:
         )
     else:
         finish(deletion.run, deletion.plan.context)
+    run = change.run if change else ""
     retired = retire(
         commit.retirees_of(deletion.plan.context),
         deletion.facts,
         tools.change,
-        f"remove pool {deletion.pool}",
+        title=f"remove pool {deletion.pool}",
+        again=try_again(run),
     )
+    warn_of_leases(tools, change)
     copy_routes(tools.store, {one.host for one in deletion.gone}, tools.change, tools.warn)
-    runs = (*((change.run,) if change else ()), *retired.runs)
     return Done(
         outcome="committed",
-        run=runs[0] if runs else "",
+        run=run or next(iter(retired.runs), ""),
         generation=tools.store.routes().generation,
         hosts=tuple(row.fields() for row in change.rows) if change else (),
         leftovers=retired.leftovers,
@@ -97,8 +99,8 @@ def retire_after(tools: Tools, context: Mapping[str, str]) -> Retired:
     except FleetError as error:
         tools.warn(f"what is no longer needed was not removed: {error}")
         return Retired()
-    retired = retire(
-        retirees, facts, tools.change, f"retire what pool {context.get('pool', '')} no longer needs"
-    )
+    title = f"retire what pool {context.get('pool', '')} no longer needs"
+    again = "run the same command again once the host answers"
+    retired = retire(retirees, facts, tools.change, title=title, again=again)
     copy_routes(tools.store, names, tools.change, tools.warn)
     return retired

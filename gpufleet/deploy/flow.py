@@ -19,10 +19,10 @@ from gpufleet.change.model import Plan
 from gpufleet.deploy import commit
 from gpufleet.deploy.plan import DeployPlan, Wish, make
 from gpufleet.deploy.replicas import Present, replicas_of
-from gpufleet.deploy.retire import copy_routes, retire
+from gpufleet.deploy.retire import copy_routes, retire, try_again
 from gpufleet.deploy.rows import explain, rows, served
 from gpufleet.deploy.survey import glance, preflight, survey
-from gpufleet.deploy.tools import Done, Tools, former_hosts, recheck, resolved
+from gpufleet.deploy.tools import Done, Tools, former_hosts, recheck, resolved, warn_of_leases
 from gpufleet.errors import FleetError
 from gpufleet.hosts.model import HostFacts
 from gpufleet.inventory.select import select
@@ -113,18 +113,20 @@ def carry_out(tools: Tools, prepared: Prepared) -> Done:
         change = _applied(tools, replace(plan.bring_up, context=context), prepared)
     else:
         commit.finish_commit(tools.store)(prepared.run, context)
+    run = change.run if change else ""
     retired = retire(
         commit.retirees_of(context),
         prepared.facts,
         tools.change,
-        f"retire what pool {plan.pool.name} no longer needs",
+        title=f"retire what pool {plan.pool.name} no longer needs",
+        again=try_again(run),
     )
+    warn_of_leases(tools, change)
     touched = {*(one.host for one in plan.start), *(one.host for one in plan.gone)}
     copy_routes(tools.store, touched, tools.change, tools.warn)
-    runs = (*((change.run,) if change else ()), *retired.runs)
     return Done(
         outcome="committed",
-        run=runs[0] if runs else "",
+        run=run or next(iter(retired.runs), ""),
         generation=tools.store.routes().generation,
         hosts=rows(plan, change),
         leftovers=retired.leftovers,

@@ -35,15 +35,15 @@ class Retired:
 
 
 def retire(
-    retirees: Sequence[Retiree], facts: Mapping[HostName, HostFacts], tools: Tools, title: str
+    retirees: Sequence[Retiree], facts: Mapping[HostName, HostFacts], tools: Tools, *, title: str, again: str
 ) -> Retired:
-    """Remove these containers; a host that fails does not hold up the others."""
+    """Remove these containers; a host that fails does not hold up the others. `again`: what a person may do then."""
     steps: list[Step] = []
     leftovers: list[ErrorRow] = []
     for one in retirees:
         host = facts.get(HostName(one.host))
         if host is None or not isinstance(host.runtime, Known):
-            leftovers.append(_left(one, "the host was not looked at"))
+            leftovers.append(_left(one, "the host was not looked at", again))
             continue
         steps.append(
             remove_step(
@@ -63,9 +63,14 @@ def retire(
             break
         except FleetError as error:
             bad = _failed_hosts(error, plan)
-            leftovers += [_left(one, bad[HostName(one.host)]) for one in retirees if one.host in bad]
+            leftovers += [_left(one, bad[HostName(one.host)], again) for one in retirees if one.host in bad]
             steps = [step for step in steps if step.host not in bad]
     return Retired(runs=tuple(runs), leftovers=tuple(leftovers))
+
+
+def try_again(run: str) -> str:
+    """The hint of a leftover."""
+    return f"gpufleet change resume {run}" if run else "the next deploy of the pool removes it"
 
 
 def _nothing_to_publish(run: RunId, context: Mapping[str, str]) -> None:
@@ -84,11 +89,11 @@ def _failed_hosts(error: FleetError, plan: Plan) -> dict[HostName, str]:
     return found or dict.fromkeys(plan.hosts, str(error))
 
 
-def _left(one: Retiree, reason: str) -> ErrorRow:
+def _left(one: Retiree, reason: str, again: str) -> ErrorRow:
     return ErrorRow(
         one.host,
         f"container {one.name} of {one.replica} may be left: {reason}",
-        "the next deploy of the pool removes it",
+        again,
         "leftover",
     )
 

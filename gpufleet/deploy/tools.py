@@ -6,6 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from gpufleet.change.document import Resolve
+from gpufleet.change.events import Goal
+from gpufleet.change.flow import Change
 from gpufleet.change.flow import Tools as ChangeTools
 from gpufleet.change.model import Plan
 from gpufleet.deploy.gate import PREDICATES
@@ -119,3 +122,31 @@ def recheck(tools: Tools, plan: Plan) -> Callable[[], None]:
             )
 
     return look_again
+
+
+def warn_of_leases(tools: Tools, change: Change | None) -> None:
+    """Say which hosts still think that the run is under way, and what ends that."""
+    if change is None:
+        return
+    for host in change.unreleased:
+        tools.warn(
+            f"{host}: the lease could not be given back: `gpufleet change resume {change.run}` tries again"
+        )
+
+
+def resolver(inventory: Inventory, goal: Goal) -> Resolve:
+    """Follows the references in the journal of a run that is taken up.
+
+    An undo starts nothing, so a secret that cannot be found any more must not hold it up: it is then an empty one.
+    """
+    base = Path(inventory.path).parent
+
+    def follow(reference: str) -> Secret[str]:
+        try:
+            return resolve(reference, base)
+        except SecretUnresolved:
+            if goal is Goal.UNDO:
+                return Secret("", reference=reference)
+            raise
+
+    return follow

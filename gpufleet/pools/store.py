@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 
 from gpufleet.clock import Clock
-from gpufleet.errors import DocumentError
+from gpufleet.errors import DocumentError, PreflightFailed
 from gpufleet.names import PoolName
 from gpufleet.pools import record as records
 from gpufleet.pools import routes
@@ -123,8 +123,11 @@ class PoolStore:
 
     @contextlib.contextmanager
     def _lock(self, name: str) -> Iterator[None]:
-        self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-        handle = os.open(self._directory / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+            handle = os.open(self._directory / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise _unusable(self._directory, error) from error
         try:
             fcntl.flock(handle, fcntl.LOCK_EX)
             yield
@@ -132,26 +135,40 @@ class PoolStore:
             os.close(handle)
 
 
+def _unusable(path: Path, error: OSError) -> PreflightFailed:
+    return PreflightFailed(
+        f"the state directory cannot be used: {(error.strerror or str(error)).lower()}",
+        where=str(path),
+        hints=("choose another with `--state-dir PATH` or GPUFLEET_STATE",),
+    )
+
+
 def _read(path: Path) -> bytes | None:
     try:
         return path.read_bytes()
     except FileNotFoundError:
         return None
+    except OSError as error:
+        raise _unusable(path, error) from error
 
 
 def _write(path: Path, content: bytes, mode: int) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
-    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
     try:
-        with os.fdopen(handle, "wb") as stream:
-            stream.write(content)
-            stream.flush()
-            os.fsync(stream.fileno())
-        temporary.replace(path)
-    except BaseException:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        _write_whole(temporary, path, content, mode)
+    except OSError as error:
         temporary.unlink(missing_ok=True)
-        raise
+        raise _unusable(path, error) from error
+
+
+def _write_whole(temporary: Path, path: Path, content: bytes, mode: int) -> None:
+    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+    with os.fdopen(handle, "wb") as stream:
+        stream.write(content)
+        stream.flush()
+        os.fsync(stream.fileno())
+    temporary.replace(path)
     folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(folder)

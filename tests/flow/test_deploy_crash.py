@@ -7,9 +7,10 @@ import pytest
 from gpufleet.change import journal_file
 from gpufleet.change.events import Ending, Goal
 from gpufleet.deploy.flow import deploy
-from gpufleet.errors import HostUnreachable, LeaseHeld, Refused
+from gpufleet.errors import HostUnreachable, LeaseHeld, Refused, SecretUnresolved
 from gpufleet.lab.memory import MemoryTransport
 from gpufleet.pools.model import EngineWish
+from gpufleet.redact import Secret
 from gpufleet.remote.result import Lost
 from tests.kit.deploy_site import IMAGE, Site
 
@@ -139,3 +140,17 @@ def test_nobody_else_deploys_over_a_run_that_was_killed(tmp_path, monkeypatch):
         other.deploy(pool)
     assert run in f"{caught.value} {caught.value.rows} {caught.value.hints}"
     assert site.containers() == half
+
+
+def test_an_undo_needs_no_secret_and_a_resume_names_the_one_it_lacks(tmp_path, monkeypatch):
+    site = Site(tmp_path, gpus="1xH100-80GB")
+    before = site.containers()
+    monkeypatch.setenv("HF_TOKEN", "hf_PlantedTokenForTheTest0123456789")
+    wish = EngineWish(image=IMAGE, env={"HF_TOKEN": Secret("", reference="${env:HF_TOKEN}")})
+    run = killed_after(site, site.pool(engine=wish), 10, monkeypatch)
+    assert run is not None
+    monkeypatch.delenv("HF_TOKEN")
+    with pytest.raises(SecretUnresolved, match="HF_TOKEN"):
+        site.take_up(run, Goal.RESUME)
+    assert site.take_up(run, Goal.UNDO).ending is Ending.UNDONE
+    assert site.containers() == before

@@ -168,9 +168,11 @@ def test_random_fault_scripts(tmp_path, first):
             assert site.routes() == routes, told
         else:
             assert len(site.routes()["chat"]) == 2, told
-            if outcome.leftovers:  # named, and removed by the next deploy once the lease has expired
-                site.clock.sleep(300.0)
-                attempt(site, pool)
+            if outcome.leftovers:  # named, and removed as the hint says
+                assert {row.hint for row in outcome.leftovers} == {f"gpufleet change resume {outcome.run}"}, (
+                    told
+                )
+                site.take_up(RunId(outcome.run), Goal.RESUME)
             assert {name: len(found) for name, found in site.containers().items()} == {
                 "gpu-01": 3,
                 "gpu-02": 3,

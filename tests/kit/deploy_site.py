@@ -14,9 +14,8 @@ from gpufleet.change.flow import take_up
 from gpufleet.deploy.commit import finish_commit
 from gpufleet.deploy.deletion import delete, prepare_deletion, retire_after
 from gpufleet.deploy.flow import deploy, prepare
-from gpufleet.deploy.tools import Done, Tools
+from gpufleet.deploy.tools import Done, Tools, resolver
 from gpufleet.inventory.model import Address, Host, Inventory, PortRange
-from gpufleet.inventory.secrets import resolve
 from gpufleet.lab.container_model import Policy, Wish
 from gpufleet.lab.faults import Fault, FaultScript, Kind
 from gpufleet.lab.fleet import Fleet, build_fleet, wishes_of
@@ -99,7 +98,7 @@ class Site:
             run,
             tools.change,
             goal,
-            resolve=lambda reference: resolve(reference, self.path),
+            resolve=resolver(self.inventory, goal),
             on_commit=finish_commit(tools.store),
         )
         if goal is Goal.RESUME:

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from gpufleet.errors import DocumentError
+from gpufleet.errors import DocumentError, PreflightFailed
 from gpufleet.names import HostName, PoolName, ReplicaId
 from gpufleet.pools import document, membership, record
 from gpufleet.pools.model import Endpoint, MemberState, Pool
@@ -109,3 +109,23 @@ def test_weights_and_states_reach_the_route():
     ]
     back = membership.set_state(set_up, [ReplicaId("b/0")], MemberState.ACTIVE)
     assert [member.replica for member in back.members] == ["a/0"]
+
+
+def test_a_state_directory_that_is_a_file_is_named(tmp_path, clock):
+    (tmp_path / "state").write_text("")
+    blocked = PoolStore(tmp_path / "state", clock)
+    for attempt in (
+        lambda: blocked.key(PoolName("chat"), create=True),
+        lambda: blocked.publish(lambda table: table),
+    ):
+        with pytest.raises(PreflightFailed) as caught:
+            attempt()
+        assert str(tmp_path) in caught.value.where
+        assert "--state-dir" in caught.value.hints[0]
+
+
+def test_a_write_that_fails_leaves_nothing_behind(store):
+    store.record_path(PoolName("chat")).mkdir(parents=True)
+    with pytest.raises(PreflightFailed):
+        store.save(PoolName("chat"), PoolRecord(pool={}))
+    assert [path.name for path in store.record_path(PoolName("chat")).parent.iterdir()] == ["chat.json"]
