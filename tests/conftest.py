@@ -8,14 +8,14 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from hypothesis import HealthCheck, settings
 
-COMMON = {
-    "deadline": None,
-    "print_blob": True,
-    "suppress_health_check": [HealthCheck.too_slow, HealthCheck.data_too_large],
-}
-settings.register_profile("dev", max_examples=50, **COMMON)
-settings.register_profile("ci", max_examples=500, **COMMON)
-settings.register_profile("deep", max_examples=10_000, **COMMON)
+for name, examples in (("dev", 50), ("ci", 500), ("deep", 10_000)):
+    settings.register_profile(
+        name,
+        max_examples=examples,
+        deadline=None,
+        print_blob=True,
+        suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+    )
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dev"))
 
 

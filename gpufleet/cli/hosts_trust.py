@@ -5,14 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from gpufleet.cli import wiring
 from gpufleet.cli.console import Answer
 from gpufleet.cli.settings import current
 from gpufleet.errors import HostKeyChanged, UsageError
 from gpufleet.inventory.model import Connection, Host, Inventory
-from gpufleet.remote.known_hosts import Changed, Matches, Revoked, line_for, lookup, removal_command
+from gpufleet.remote.known_hosts import Changed, Matches, Revoked, Verdict, line_for, lookup, removal_command
 from gpufleet.remote.known_hosts_file import KnownHostsFiles, add_line
+
+if TYPE_CHECKING:
+    from gpufleet.remote.ssh_connect import OfferedKey
 
 
 def trust(inventory: Inventory, host: Host, fingerprint: str, confirm: Callable[[str, str], bool]) -> Answer:
@@ -33,29 +37,15 @@ def trust(inventory: Inventory, host: Host, fingerprint: str, confirm: Callable[
         "fingerprint": offered.fingerprint,
         "file": place,
     }
-    match lookup(entries, offered.host, offered.port, offered.key_type, offered.key):
-        case Matches():
-            return Answer(
-                command="hosts trust",
-                outcome="no_change",
-                fields={"hosts": [{**shown, "status": "no_change"}]},
-                text=f"{host.name}: {offered.fingerprint} is trusted already",
-            )
-        case Changed(entry=entry):
-            raise HostKeyChanged(
-                f"it shows {offered.fingerprint}, and {entry.file}:{entry.line} holds another key",
-                where=host.name,
-                hints=(
-                    "find out why it changed; then forget the old key: "
-                    + removal_command(entry, offered.host, offered.port),
-                ),
-            )
-        case Revoked(entry=entry):
-            raise HostKeyChanged(
-                f"its key {offered.fingerprint} is revoked at {entry.file}:{entry.line}", where=host.name
-            )
-        case _:
-            pass
+    found = lookup(entries, offered.host, offered.port, offered.key_type, offered.key)
+    if isinstance(found, Matches):
+        return Answer(
+            command="hosts trust",
+            outcome="no_change",
+            fields={"hosts": [{**shown, "status": "no_change"}]},
+            text=f"{host.name}: {offered.fingerprint} is trusted already",
+        )
+    _refuse_another_key(found, offered, host)
     if fingerprint and fingerprint != offered.fingerprint:
         raise HostKeyChanged(
             f"it shows {offered.fingerprint}, not {fingerprint}",
@@ -77,3 +67,21 @@ def trust(inventory: Inventory, host: Host, fingerprint: str, confirm: Callable[
         fields={"hosts": [{**shown, "status": "trusted"}]},
         text=f"{host.name}: {offered.key_type} {offered.fingerprint} added to {place}",
     )
+
+
+def _refuse_another_key(found: Verdict, offered: OfferedKey, host: Host) -> None:
+    """A key that contradicts known_hosts is never added here, whatever a person answers."""
+    if isinstance(found, Changed):
+        raise HostKeyChanged(
+            f"it shows {offered.fingerprint}, and {found.entry.file}:{found.entry.line} holds another key",
+            where=host.name,
+            hints=(
+                "find out why it changed; then forget the old key: "
+                + removal_command(found.entry, offered.host, offered.port),
+            ),
+        )
+    if isinstance(found, Revoked):
+        raise HostKeyChanged(
+            f"its key {offered.fingerprint} is revoked at {found.entry.file}:{found.entry.line}",
+            where=host.name,
+        )

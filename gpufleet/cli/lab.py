@@ -109,3 +109,11 @@ def down(directory: Folder = None) -> None:
             text="the lab is down" if lab is not None else "no lab ran",
         )
     )
+
+
+@app.command()
+def demo() -> None:
+    """Tell the main job in half a minute: deploy, serve, fail and roll back, lose a member; nothing is left behind."""
+    from gpufleet.cli.lab_demo import demo as tell
+
+    raise finish(tell(quiet=current().quiet))

@@ -56,9 +56,17 @@ def startup(spec: EngineSpec) -> tuple[Line, ...]:
     return tuple(lines)
 
 
+_API, _CORE = "(APIServer pid=1) ", "(EngineCore_DP0 pid=77) "
+_INFO = "INFO 01-01 00:00:00"
+
+
 def _healthy(spec: EngineSpec) -> Iterator[Line]:
-    api, core = "(APIServer pid=1) ", "(EngineCore_DP0 pid=77) "
-    info = "INFO 01-01 00:00:00"
+    yield from _loading(spec)
+    yield from _warming_up(spec)
+
+
+def _loading(spec: EngineSpec) -> Iterator[Line]:
+    api, core, info = _API, _CORE, _INFO
     shown = {
         "model_tag": spec.model,
         **{flag.strip("-").replace("-", "_"): value for flag, value in spec.arguments.items()},
@@ -87,6 +95,10 @@ def _healthy(spec: EngineSpec) -> Iterator[Line]:
         0.52,
         f"{core}{info} [gpu_model_runner.py:4090] Model loading took 15.27 GiB memory and {spec.load_seconds * 0.3:.6f} seconds",
     )
+
+
+def _warming_up(spec: EngineSpec) -> Iterator[Line]:
+    api, core, info = _API, _CORE, _INFO
     yield Line(
         0.6, f"{core}{info} [backends.py:643] Dynamo bytecode transform time: {spec.load_seconds * 0.1:.2f} s"
     )
