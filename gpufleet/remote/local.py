@@ -13,9 +13,9 @@ from collections.abc import Mapping
 from typing import IO, cast
 
 from gpufleet.clock import Clock, SystemClock
-from gpufleet.errors import SelectionError
+from gpufleet.errors import FleetError, SelectionError
 from gpufleet.names import HostName
-from gpufleet.redact import Secret, scrub
+from gpufleet.redact import Secret
 from gpufleet.remote.command import Command
 from gpufleet.remote.ending import end_command
 from gpufleet.remote.environment import without_secrets
@@ -58,7 +58,11 @@ class LocalSession:
         if self._closed.is_set():
             return Lost(reason="the session is closed", sent=False)
         marker = f"gpufleet-{secrets.token_hex(12)}"
-        text = frame(command, marker, sudo_password=self._sudo_password)
+        try:
+            text = frame(command, marker, sudo_password=self._sudo_password)
+        except FleetError as unresolved:
+            # The password is a reference that is followed when it is first needed, which is here.
+            return Lost(reason=unresolved.summary, sent=False)
         deadline = Deadline.after(self._clock, command.timeout)
         try:
             process = subprocess.Popen(
@@ -90,8 +94,7 @@ class LocalSession:
                     else "the remote process could not be ended and may still be running"
                 )
             _end_group(process)
-        known = (self._sudo_password,) if self._sudo_password is not None else ()
-        return Lost(reason=scrub(f"no answer within {command.timeout:g} s; {how}", known), sent=True)
+        return Lost(reason=f"no answer within {command.timeout:g} s; {how}", sent=True)
 
     def put(self, content: bytes, path: str, mode: int) -> Outcome:
         """Write a file whole."""

@@ -11,7 +11,7 @@ import contextlib
 import random
 import secrets
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 
 import paramiko
 
@@ -25,6 +25,7 @@ from gpufleet.remote.exchange import Deadline, Ended, Received, exchange
 from gpufleet.remote.files import put_command
 from gpufleet.remote.framing import EXEC_REQUEST, Unframed, frame, unframe
 from gpufleet.remote.result import Exit, Lost, Outcome
+from gpufleet.remote.sharing import Once, Slots
 from gpufleet.remote.ssh_auth import AskPassphrase, KeyRing
 from gpufleet.remote.ssh_config import SshConfig
 from gpufleet.remote.ssh_connect import Connector, OfferedKey
@@ -59,7 +60,7 @@ class SshTransport:
     ) -> None:
         self._targets = targets
         self._clock = clock or SystemClock()
-        self._warn = _Once(warn)
+        self._warn = Once(warn)
         self._config = config or SshConfig()
         self._connector = Connector(
             clock=self._clock, dice=dice or random.Random(), keyring=KeyRing(ask_passphrase), warn=self._warn
@@ -154,7 +155,7 @@ class SshSession:
         self._connection: paramiko.Transport | None = None
         self._closed = False
         self._lock = threading.Lock()
-        self._slots = _Slots(COMMANDS_AT_ONCE)
+        self._slots = Slots(COMMANDS_AT_ONCE)
 
     def connect(self) -> paramiko.Transport:
         """The connection, opened again when it has died; raises `HostUnreachable` or one of its kinds."""
@@ -221,7 +222,11 @@ class SshSession:
 
     def _on(self, channel: paramiko.Channel, command: Command, deadline: Deadline) -> Outcome:
         marker = f"gpufleet-{secrets.token_hex(12)}"
-        text = frame(command, marker, sudo_password=self._target.sudo_password)
+        try:
+            text = frame(command, marker, sudo_password=self._target.sudo_password)
+        except FleetError as unresolved:
+            # The password is a reference that is followed when it is first needed, which is here.
+            return self._lost(unresolved.summary, sent=False)
         received = exchange(channel, text, marker, deadline)
         seen = unframe(bytes(received.stdout), bytes(received.stderr), marker, become=command.become)
         if seen.noise and seen.pid is not None:
@@ -234,13 +239,16 @@ class SshSession:
         if received.ended is Ended.DEADLINE:
             how = self._end(seen, command)
             return self._lost(f"no answer within {command.timeout:g} s; {how}", sent=received.sent)
-        return self._cut(channel, received, seen)
+        return self._cut(channel, received, seen, marker)
 
-    def _cut(self, channel: paramiko.Channel, received: Received, seen: Unframed) -> Lost:
+    def _cut(self, channel: paramiko.Channel, received: Received, seen: Unframed, marker: str) -> Lost:
         """The streams ended without our end line."""
         connection = channel.get_transport()
         if not connection.is_active():
             return self._lost("the connection was lost", sent=received.sent)
+        if seen.pid is None and marker in seen.preamble:
+            # Not quoted: the script may hold secrets.
+            return self._lost("the login shell prints our script instead of running it", sent=received.sent)
         if seen.pid is None:
             said = f": {seen.preamble.splitlines()[-1][:200]}" if seen.preamble else ""
             return self._lost(f"the login shell did not run our script{said}", sent=received.sent)
@@ -276,39 +284,7 @@ class SshSession:
         return unframe(bytes(received.stdout), bytes(received.stderr), marker, become=ending.become).exit
 
     def _lost(self, reason: str, *, sent: bool) -> Lost:
-        return Lost(reason=scrub(reason, self._target.secrets()), sent=sent)
-
-
-class _Slots:
-    """How many commands run at once on one connection; learns a lower limit from a host that refuses."""
-
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
-        self._used = 0
-        self._changed = threading.Condition()
-
-    @contextlib.contextmanager
-    def one(self, deadline: Deadline) -> Iterator[bool]:
-        """A slot for the length of the block; False when none came free in time."""
-        with self._changed:
-            free = self._changed.wait_for(lambda: self._used < self._limit, deadline.left())
-            self._used += free
-        try:
-            yield free
-        finally:
-            with self._changed:
-                self._used -= free
-                self._changed.notify_all()
-
-    def after_refusal(self, deadline: Deadline) -> bool:
-        """Wait until fewer run than do now, or a moment; whether the refused command was the only one."""
-        with self._changed:
-            now = self._used
-            alone = now <= 1
-            self._limit = max(1, min(self._limit, now - 1))
-            moment = min(deadline.left(), 0.25 if alone else 1.0)
-            self._changed.wait_for(lambda: self._used < now, moment)
-            return alone
+        return Lost(reason=scrub(reason), sent=sent)
 
 
 class _Jump:
@@ -344,22 +320,6 @@ class _Jump:
         with self._lock:
             if self._connection is not None:
                 self._connection.close()
-
-
-class _Once:
-    """Passes each line on once."""
-
-    def __init__(self, warn: Callable[[str], None]) -> None:
-        self._warn = warn
-        self._seen: set[str] = set()
-        self._lock = threading.Lock()
-
-    def __call__(self, line: str) -> None:
-        with self._lock:
-            new = line not in self._seen
-            self._seen.add(line)
-        if new:
-            self._warn(line)
 
 
 class _SessionRefused(Exception):

@@ -153,12 +153,13 @@ class KeyRing:
     def _opened(
         self, path: str, passphrase: Secret[str] | None, target: Target, *, quiet: bool
     ) -> Offer | None:
+        # Bytes, whatever paramiko's stubs say: the cryptography library takes nothing else. Revealed out here, since
+        # a reference that leads nowhere is an error of its own.
+        secret = passphrase.reveal().encode() if passphrase is not None else None
         with self._lock:
             key = self._open.get((path, passphrase))
             if key is None:
                 try:
-                    # Bytes, whatever the stubs say: the cryptography library takes nothing else.
-                    secret = passphrase.reveal().encode() if passphrase is not None else None
                     key = paramiko.PKey.from_path(Path(path).expanduser(), cast("str | None", secret))
                 except Exception as wrong:  # noqa: BLE001 paramiko lets many libraries' exceptions through
                     if quiet:

@@ -46,9 +46,3 @@ class Target:
     passphrase: Secret[str] | None = None
     password: Secret[str] | None = None
     sudo_password: Secret[str] | None = None
-
-    def secrets(self) -> tuple[Secret[str], ...]:
-        """Everything that must never show in a message about this host."""
-        return tuple(
-            item for item in (self.passphrase, self.password, self.sudo_password) if item is not None
-        )

@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 
-from gpufleet.errors import AuthenticationRefused
+from gpufleet.errors import AuthenticationRefused, SecretUnresolved
 from gpufleet.names import HostName
 from gpufleet.redact import Secret
 from gpufleet.remote.command import Command
 from gpufleet.remote.ssh import SshTransport
 from tests.kit.transport_kit import ask
+from tests.unit.remote.test_local import Unresolved
 from tests.wire.openssh import (
     ECHO,
     PASSPHRASE,
@@ -61,6 +62,11 @@ class TestPassphrase:
         file.unlink()
         error = refusal(reach, AuthenticationRefused, sshd.target(identity_file=str(key)))
         assert str(file) in error.summary
+
+    def test_a_reference_that_leads_nowhere_is_its_own_error(self, tmp_path: Path, sshd: OpenSsh, reach):
+        key = encrypted(tmp_path, sshd, "openssh")
+        with pytest.raises(SecretUnresolved):
+            reach(sshd.target(identity_file=str(key), passphrase=Unresolved("")))
 
     @pytest.mark.parametrize("kind", ["pem", "openssh"])
     def test_a_wrong_one(self, tmp_path: Path, sshd: OpenSsh, reach, kind: str):

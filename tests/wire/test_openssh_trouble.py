@@ -14,6 +14,7 @@ import pytest
 
 from gpufleet.errors import AuthenticationRefused, HostUnreachable
 from gpufleet.names import HostName
+from gpufleet.redact import Secret
 from gpufleet.remote.command import Command
 from gpufleet.remote.result import Exit, Lost
 from gpufleet.remote.ssh import SshTransport
@@ -77,6 +78,13 @@ class TestNoise:
             outcome = reach(server.target()).run(ECHO)
         assert isinstance(outcome, Lost)
         assert "did not run our script: This account is currently not available." in outcome.reason
+
+    def test_a_shell_that_prints_what_it_reads(self, tmp_path: Path, reach):
+        with running(tmp_path / "sshd", "ForceCommand cat") as server:
+            outcome = reach(server.target()).run(
+                Command(argv=(Secret("Zq9" * 8),), script="echo x", mutates=False)
+            )
+        assert outcome == Lost(reason="the login shell prints our script instead of running it", sent=True)
 
     def test_sftp_only(self, tmp_path: Path, reach):
         with running(tmp_path / "sshd", "ForceCommand internal-sftp") as server:

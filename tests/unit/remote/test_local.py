@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gpufleet.errors import SelectionError
+from gpufleet.errors import SecretUnresolved, SelectionError
 from gpufleet.names import HostName
 from gpufleet.redact import Secret
 from gpufleet.remote.command import Command
@@ -50,6 +50,21 @@ def test_who_it_is():
 def test_an_unknown_host():
     with pytest.raises(SelectionError, match="no host nowhere"):
         LocalTransport({}).open(HostName("nowhere"))
+
+
+class Unresolved(Secret[str]):
+    """A reference that leads nowhere."""
+
+    def reveal(self) -> str:
+        raise SecretUnresolved("${env:NONE}: the variable is not set")
+
+
+def test_a_password_that_cannot_be_had_is_lost_and_nothing_was_sent(tmp_path: Path):
+    target = Target(name=HERE, way=How.LOCAL, sudo_password=Unresolved(""))
+    session = LocalTransport({HERE: target}).open(HERE)
+    outcome = session.run(Command(argv=("touch", str(tmp_path / "x")), mutates=True, become=True))
+    assert outcome == Lost(reason="${env:NONE}: the variable is not set", sent=False)
+    assert isinstance(session.run(Command(script="true", mutates=False)), Exit)
 
 
 def test_no_process_shows_a_secret(tmp_path: Path, monkeypatch):
