@@ -9,6 +9,7 @@ import threading
 import pytest
 
 from gpufleet.pools.routes import EndpointRoute, PoolRoute, RouteTable
+from gpufleet.proxy.decide.deadline import Timeouts
 from tests.kit.engines import CHAT_ANSWER, ScriptedEngine, engines
 from tests.kit.engines import chat as ordinary
 from tests.kit.proxies import CHAT, eventually, proxy, table
@@ -308,6 +309,35 @@ def test_a_client_that_does_not_read_stops_the_engine_and_not_the_proxy(tmp_path
         assert sent[0] < 60_000_000
         assert running.post({"model": "none"})[0] == 404  # everybody else is served
     eventually(lambda: running_is_idle(running, engine))
+
+
+def test_a_client_that_never_reads_is_cut_and_its_engine_freed(tmp_path):
+    def firehose(call):
+        call.start_stream()
+        try:
+            while True:
+                call.chunk(b"data: " + b"x" * 65_000 + b"\n\n")
+        except OSError:
+            call.engine.gone.append(True)
+
+    limits = Timeouts(between=0.2)
+    with (
+        engines(firehose) as (engine,),
+        proxy(tmp_path, table(engine), timeouts=limits) as running,
+        running.dial() as client,
+    ):
+        client.ask({**ASK, "stream": True})
+        eventually(lambda: engine.gone == [True])
+        eventually(lambda: running.in_flight() == [0])
+
+
+def test_names_that_clients_make_up_do_not_become_labels(tmp_path):
+    with engines(ordinary) as (engine,), proxy(tmp_path, table(engine)) as running:
+        for number in range(5):
+            assert running.post(ASK, f"/pools/made-up-{number}{CHAT}")[0] == 404
+        page = running.admin("GET", "/metrics")[1]
+        assert "made-up" not in page
+        assert 'requests_total{pool="",endpoint="",code="404"} 5' in page
 
 
 def running_is_idle(running, engine: ScriptedEngine) -> bool:

@@ -56,7 +56,7 @@ class ClientConnection(asyncio.Protocol):
         "_last_read_at",
         "_lingering",
         "_overrun",
-        "_paused",
+        "_paused_at",
         "_place",
         "_principal",
         "_reader",
@@ -76,7 +76,7 @@ class ClientConnection(asyncio.Protocol):
         self._request_id = b""
         self._lingering = False
         self._overrun = False
-        self._paused = False
+        self._paused_at: float | None = None
         self._last_read_at = 0.0
 
     # --- what the socket tells -----------------------------------------------------------------------------------
@@ -107,12 +107,12 @@ class ClientConnection(asyncio.Protocol):
         self._leave()
 
     def pause_writing(self) -> None:
-        self._paused = True
+        self._paused_at = self._state.loop.time()
         if self._exchange is not None:
             self._exchange.pause()
 
     def resume_writing(self) -> None:
-        self._paused = False
+        self._paused_at = None
         if self._exchange is not None:
             self._exchange.resume()
         else:
@@ -147,7 +147,7 @@ class ClientConnection(asyncio.Protocol):
         return (
             self._exchange is None
             and not self._lingering
-            and not self._paused
+            and self._paused_at is None
             and transport is not None
             and not transport.is_closing()
         )
@@ -268,7 +268,10 @@ class ClientConnection(asyncio.Protocol):
         self._write_answer(refusal.status, refusal.body(), persistent=False, refusal=refusal, linger=True)
 
     def _count(self, status: int) -> None:
-        self._state.metrics.requests.add((self._place.pool or "", "", str(status)))
+        pool = self._place.pool
+        known = pool is not None and pool in self._state.fleet.table.pools
+        # A name that a client made up must not become a label: there would be no end of them.
+        self._state.metrics.requests.add((pool if known and pool else "", "", str(status)))
 
     def _may_stay(self) -> bool:
         return (
@@ -362,9 +365,13 @@ class ClientConnection(asyncio.Protocol):
             return
         quiet = now - self._last_read_at
         limits = self._state.config.timeouts
-        if self._exchange is not None:
+        if self._paused_at is not None:
+            # The engine would go on holding memory for a client that takes nothing.
+            if now - self._paused_at > limits.between:
+                transport.abort()
+        elif self._exchange is not None:
             self._exchange.expire(now)
-        elif self._lingering or self._paused or transport.is_closing():
+        elif self._lingering or transport.is_closing():
             if quiet > (limits.linger if self._lingering else limits.between):
                 transport.abort()
         elif self._reader.idle:

@@ -49,6 +49,7 @@ class UpstreamConnection(asyncio.Protocol):
 
     __slots__ = (
         "_memory",
+        "_paused",
         "exchange",
         "head_seen",
         "idle_since",
@@ -64,6 +65,7 @@ class UpstreamConnection(asyncio.Protocol):
         self.exchange: Exchange | None = None
         self.transport: asyncio.Transport | None = None
         self._memory = HeadMemory()
+        self._paused = False
         self.reader = ResponseReader(self._memory)
         self.head_seen = False
         self.touched = False
@@ -123,6 +125,7 @@ class UpstreamConnection(asyncio.Protocol):
     def give_back(self, now: float, *, reusable: bool) -> None:
         """The answer is whole."""
         self.exchange = None
+        self.resume()  # the last piece may have been more than its client could take; the next client is another
         transport = self.transport
         if not reusable or self.owner.closed or transport is None or not _clean(transport):
             self.close()
@@ -140,12 +143,14 @@ class UpstreamConnection(asyncio.Protocol):
     def pause(self) -> None:
         """The client does not keep up."""
         if self.transport is not None and not self.transport.is_closing():
+            self._paused = True
             self.transport.pause_reading()
 
     def resume(self) -> None:
         """It does again."""
-        if self.transport is not None and not self.transport.is_closing():
+        if self._paused and self.transport is not None and not self.transport.is_closing():
             self.transport.resume_reading()
+        self._paused = False
 
 
 class ConnectionPool:
