@@ -103,6 +103,9 @@ class Expansion:
             if word.plain is not None:
                 out.append(word.plain)
                 continue
+            if word.flat:
+                out.append(self._joined(word))
+                continue
             fields = _Fields(self.variables.get("IFS", " \t\n"))
             self._emit(word.parts, fields, splitting=True)
             fields.close()
@@ -114,7 +117,27 @@ class Expansion:
         """One value: no splitting, no names; for assignments, redirections and `case`."""
         if word.plain is not None:
             return word.plain
+        if word.flat:
+            return self._joined(word)
         return "".join(text for text, _ in self.pieces(word))
+
+    def _joined(self, word: Word) -> str:
+        """The one field of a flat word."""
+        text = ""
+        for part in word.parts:
+            match part:
+                case Literal(literal, _):
+                    text += literal
+                case Parameter(name, _, _, _):
+                    value = self.lookup(name)
+                    if value is None and "u" in self.options:
+                        raise UnsetVariable(f"{name}: parameter not set")
+                    text += value or ""
+                case Substitution(body, _):
+                    text += self.substitute(body)
+                case _:
+                    raise TypeError(f"{part} in a flat word")
+        return text
 
     def pieces(self, word: Word) -> list[Piece]:
         """One value that remembers which of its text was quoted; for patterns."""

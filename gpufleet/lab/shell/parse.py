@@ -42,6 +42,11 @@ _CLOSERS = frozenset({"then", "else", "elif", "fi", "do", "done", "esac", "}"})
 _OPENERS = frozenset({"if", "for", "while", "until", "case", "{"})
 _FOREIGN = frozenset({"function", "select", "time", "coproc"})
 
+LONGEST_REMEMBERED = 6000
+MOST_REMEMBERED = 4000
+_ITEMS: dict[str, tuple[tuple[str, Node], ...]] = {}
+"""Commands that end at a line's end, by their first line. What they mean depends on their own text alone."""
+
 
 @dataclass(frozen=True, slots=True)
 class Script:
@@ -124,6 +129,28 @@ class Parser(WordParser):
         self.at += len(word)
 
     def _item(self) -> Node:
+        """One command of a list, from memory where the same lines were parsed before: scripts are constant text."""
+        start = self.at
+        known = _ITEMS.get(self.text[start : self.text.find("\n", start)], ())
+        for text, node in known:
+            if self.text.startswith(text, start) and self.text.startswith("\n", start + len(text)):
+                self.at = start + len(text)
+                return node
+        here_documents = len(self.skips)
+        node = self._list_item()
+        if self.text.startswith("\n", self.at) and here_documents == len(self.skips):
+            self._remember(self.text[start : self.at], node)
+        return node
+
+    def _remember(self, text: str, node: Node) -> None:
+        if len(text) > LONGEST_REMEMBERED or text.startswith("set -- "):
+            return
+        if len(_ITEMS) > MOST_REMEMBERED:
+            _ITEMS.clear()
+        first = text.partition("\n")[0]
+        _ITEMS[first] = (*_ITEMS.get(first, ())[-7:], (text, node))
+
+    def _list_item(self) -> Node:
         node = self._and_or()
         self.blank()
         if self.text.startswith("&", self.at):

@@ -60,10 +60,15 @@ Part: TypeAlias = Literal | Tilde | Parameter | Substitution | Arithmetic
 
 @dataclass(frozen=True, slots=True)
 class Word:
-    """Parts that make one word; `plain` is its value when nothing in it needs expanding."""
+    """Parts that make one word.
+
+    `plain` is its value when nothing in it needs expanding; a `flat` word expands to one field by joining its parts,
+    since all that is expanded in it is quoted.
+    """
 
     parts: tuple[Part, ...]
     plain: str | None
+    flat: bool = False
 
 
 @dataclass(frozen=True, slots=True)

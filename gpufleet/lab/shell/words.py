@@ -31,12 +31,21 @@ _SPECIAL = re.compile(r"[*?\[]")
 
 def word_of(parts: Items[Part]) -> Word:
     """A word, with its plain value when every part is literal and nothing in it is a pattern."""
-    plain = ""
+    plain: str | None = "" if parts else None
+    flat = bool(parts)
     for part in parts:
-        if not isinstance(part, Literal) or (not part.quoted and _SPECIAL.search(part.text)):
-            return Word(tuple(parts), None)
-        plain += part.text
-    return Word(tuple(parts), plain if parts else None)
+        match part:
+            case Literal(text, quoted):
+                special = not quoted and _SPECIAL.search(text) is not None
+                plain = None if plain is None or special else plain + text
+                flat = flat and not special
+            case Parameter(name, "", None, True) if name not in {"@", "*"}:
+                plain = None
+            case Substitution(_, True):
+                plain = None
+            case _:
+                plain, flat = None, False
+    return Word(tuple(parts), plain, flat)
 
 
 class WordParser:
