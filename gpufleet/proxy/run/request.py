@@ -183,8 +183,6 @@ class Exchange:
             write_request_head(head, self._target, fields=fields, length=len(self._body)), self._body
         )
 
-    # --- what the engine does ------------------------------------------------------------------------------------
-
     def on_connect_failed(self, reason: str) -> None:
         self._connecting = None
         seat = self._seat
@@ -198,8 +196,8 @@ class Exchange:
         if seat is None or connection is None:
             return
         self._state.fleet.observe(seat.member, Observation.ANSWERED)
-        if head.status in RETRIED_STATUSES and self._may_retry():
-            self._drop_connection(reusable=_whole(connection, head, body))
+        if head.status in RETRIED_STATUSES and self._after(Failure.BUSY) is Next.OTHER_MEMBER:
+            self._drop_connection(reusable=connection.skip(head, body))
             self._failed(Failure.BUSY, no_healthy_members())
             return
         self._response = head
@@ -263,10 +261,13 @@ class Exchange:
             why = upstream_failed(f"The engine did not answer: {reason}")
             self._failed(Failure.STALE if stale else Failure.SENT, why)
 
-    def _may_retry(self) -> bool:
-        left = len(self._ranked) - 1 - self._others_tried
-        step = decide(Failure.BUSY, others_tried=self._others_tried, others_left=left, fresh_tried=True)
-        return step is Next.OTHER_MEMBER
+    def _after(self, failure: Failure) -> Next:
+        return decide(
+            failure,
+            others_tried=self._others_tried,
+            others_left=len(self._ranked) - 1 - self._others_tried,
+            fresh_tried=self._fresh_tried,
+        )
 
     def _failed(self, failure: Failure, refusal: Refusal) -> None:
         """An attempt ended and not one byte went to the client."""
@@ -275,10 +276,7 @@ class Exchange:
             return
         metrics = self._state.metrics
         metrics.upstream_failures.add((self._pool.name, seat.id, failure.value))
-        left = len(self._ranked) - 1 - self._others_tried
-        step = decide(
-            failure, others_tried=self._others_tried, others_left=left, fresh_tried=self._fresh_tried
-        )
+        step = self._after(failure)
         if step is Next.GIVE_UP:
             self._refuse(refusal)
             return
@@ -306,7 +304,7 @@ class Exchange:
         self._state.metrics.upstream_failures.add((self._pool.name, seat.id, "streaming"))
         self._end(str(refusal.status))
         chunked = response.framing is Framing.CHUNKED and not self._unchunk
-        speaks = _is_event_stream(response) and response.framing is not Framing.LENGTH
+        speaks = response.is_event_stream and response.framing is not Framing.LENGTH
         if speaks and not (chunked and (gap is None or gap > _FILLER_LIMIT)):
             event = stream_error(self._path, refusal)
             if chunked:
@@ -317,8 +315,6 @@ class Exchange:
             self._client.cut(hard=False)
         else:
             self._client.cut(hard=response.framing is Framing.CLOSE or self._unchunk)
-
-    # --- the end -------------------------------------------------------------------------------------------------
 
     def client_gone(self) -> None:
         """The client left: the engine stops at once, in whatever phase."""
@@ -380,8 +376,6 @@ class Exchange:
         metrics.requests.add((self._pool.name, self._seat.id if self._seat else "", code))
         metrics.duration.observe(state.loop.time() - self._started_at, (self._pool.name,))
 
-    # --- the answer's head ---------------------------------------------------------------------------------------
-
     def _client_may_stay(self) -> bool:
         response = self._response
         return (
@@ -400,16 +394,3 @@ class Exchange:
         return write_response_head(
             head, fields=fields, minor=self._head.minor, persistent=self._client_may_stay()
         )
-
-
-def _whole(connection: UpstreamConnection, head: ResponseHead, body: bytes) -> bool:
-    """The answer that is thrown away is here to its end, so the connection can serve again."""
-    try:
-        connection.reader.follow(body)
-    except ProtocolError:
-        return False
-    return head.persistent and connection.reader.complete and not connection.reader.overrun
-
-
-def _is_event_stream(head: ResponseHead) -> bool:
-    return head.fields.get(b"content-type", b"")[:17].lower() == b"text/event-stream"

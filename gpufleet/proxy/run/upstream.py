@@ -122,6 +122,14 @@ class UpstreamConnection(asyncio.Protocol):
         if exchange is not None:
             exchange.on_lost("the engine reset the connection" if exc else "the engine closed the connection")
 
+    def skip(self, head: ResponseHead, body: bytes) -> bool:
+        """Throw this answer away; True when it is here to its end, so that the connection can serve again."""
+        try:
+            self.reader.follow(body)
+        except ProtocolError:
+            return False
+        return head.persistent and self.reader.complete and not self.reader.overrun
+
     def give_back(self, now: float, *, reusable: bool) -> None:
         """The answer is whole."""
         self.exchange = None

@@ -85,6 +85,11 @@ class ResponseHead(msgspec.Struct, frozen=True, gc=False):
     length: int
     persistent: bool
 
+    @property
+    def is_event_stream(self) -> bool:
+        """Whether an error can be told inside the body."""
+        return self.fields.get(b"content-type", b"")[:17].lower() == b"text/event-stream"
+
 
 class _NoEvents:
     """What llhttp tells; nothing is asked of it."""
