@@ -26,10 +26,14 @@ from gpufleet.change.model import (
 from gpufleet.change.reach import Reach
 from gpufleet.clock import Clock
 from gpufleet.errors import LeaseLost
-from gpufleet.names import HostName
+from gpufleet.names import HostName, StepId
 from gpufleet.redact import Secret, scrub
 from gpufleet.remote.command import Command
+from gpufleet.remote.fanout import fanout
 from gpufleet.remote.result import Exit, Lost, Outcome
+
+PUBLISH = StepId("publish")
+"""What is busy while the copies are told that the run publishes."""
 
 NO_LEASE = "the host was not reached when the run was taken up"
 
@@ -56,6 +60,27 @@ class Hands:
                 return self._undo(step)
             case Look(act=act):
                 return self._look(step, act)
+
+    def announce(self, forks: int) -> None:
+        """Write that the run publishes into every copy that can be reached, before it does.
+
+        So nobody undoes from a copy what was published, and a holder whose lease was taken over publishes nothing.
+
+        Raises:
+            LeaseLost: a host's lease is no longer ours.
+        """
+        for told in fanout(self.grants, self._announce_to, forks=forks).values():
+            if isinstance(told, LeaseLost):
+                raise told
+
+    def _announce_to(self, host: HostName) -> None:
+        nothing = Command(script=":", mutates=True)
+        with self.mirror.carried(host) as lines:
+            fenced = fence.guarded(nothing, self.grants[host], PUBLISH, copy=lines.text, anyway=True)
+            outcome = self.reach.insist(host, fenced)
+            if isinstance(outcome, Exit) and fence.refusal(outcome) is None:
+                lines.delivered()
+        self._fenced(host, outcome)
 
     def _run(self, step: Step) -> Ended:
         for number, command in enumerate(step.do):
@@ -105,7 +130,7 @@ class Hands:
             return CannotTell(NO_LEASE)
 
         def ask(command: Command) -> Outcome:
-            return self._fenced(step, self.reach.insist(step.host, fence.quiet(command, grant, step.id)))
+            return self._fenced(step.host, self.reach.insist(step.host, fence.quiet(command, grant, step.id)))
 
         asker = Asker(ask=ask, predicates=self.predicates, clock=self.clock)
         return asker.once(at_once(check))
@@ -129,14 +154,15 @@ class Hands:
             outcome = self.reach.insist(step.host, fenced)
             if isinstance(outcome, Exit) and fence.refusal(outcome) is None:
                 lines.delivered()
-        return self._fenced(step, outcome)
+        return self._fenced(step.host, outcome)
 
-    def _fenced(self, step: Step, outcome: Outcome) -> Outcome:
+    @staticmethod
+    def _fenced(host: HostName, outcome: Outcome) -> Outcome:
         if not isinstance(outcome, Exit):
             return outcome
         match fence.refusal(outcome):
             case fence.FENCED:
-                raise LeaseLost("another operator took over the lease", where=step.host)
+                raise LeaseLost("another operator took over the lease", where=host)
             case fence.BUSY:
                 return Lost(reason="an earlier command of this step is still at work there", sent=True)
             case fence.NO_COPY:

@@ -173,6 +173,7 @@ class Interpreter:
 
     def _commit(self) -> None:
         self._record(Publishing())
+        self._hands.announce(self._forks)
         try:
             self._publish()
         except Refused as error:

@@ -19,6 +19,7 @@ from gpufleet.clock import Clock
 from gpufleet.errors import ErrorRow, HostUnreachable, LeaseHeld, PreflightFailed, Refused
 from gpufleet.names import HostName, RunId
 from gpufleet.remote.command import Command
+from gpufleet.remote.fanout import fanout
 from gpufleet.remote.result import Exit, Lost
 
 
@@ -41,7 +42,6 @@ class LeaseKeeper:
         self._audit = audit
         self._heartbeat = heartbeat
         self._ended = threading.Event()
-        self._thread: threading.Thread | None = None
 
     def take(
         self, hosts: Iterable[HostName], head: Record, *, again: Sequence[Record] = (), tidy: bool = False
@@ -74,46 +74,32 @@ class LeaseKeeper:
         `rest`: lines that a host's copy of the journal lacks.
         """
         self.stop()
-        threads, deaf = [], []
+        grants, self.grants = self.grants, {}
 
-        def one(host: HostName, grant: Grant) -> None:
-            outcome = self._reach.insist(host, lease.release(grant, ending, rest(host)))
-            if isinstance(outcome, Lost) or lease.parse(outcome) is None:
-                deaf.append(host)
+        def heard(host: HostName) -> bool:
+            outcome = self._reach.insist(host, lease.release(grants[host], ending, rest(host)))
+            return isinstance(outcome, Exit) and lease.parse(outcome) is not None
 
-        for host, grant in self.grants.items():
-            threads.append(
-                threading.Thread(target=one, args=(host, grant), name=f"release {host}", daemon=True)
-            )
-            threads[-1].start()
-        for thread in threads:
-            thread.join()
-        self.grants = {}
-        return tuple(sorted(deaf))
+        told = fanout(sorted(grants), heard)
+        return tuple(host for host, answer in told.items() if answer is not True)
 
     def stop(self) -> None:
-        """No more heartbeats; leases that are not given back expire."""
+        """No more heartbeats; leases that are not given back expire. One that is under way is not waited for."""
         self._ended.set()
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
 
     def _start(self) -> None:
-        self._ended.clear()
-        self._thread = threading.Thread(target=self._beat, name="lease heartbeat", daemon=True)
-        self._thread.start()
+        self._ended = threading.Event()
+        threading.Thread(target=self._beat, args=(self._ended,), name="lease heartbeat", daemon=True).start()
 
-    def _beat(self) -> None:
+    def _beat(self, ended: threading.Event) -> None:
         """A host that does not answer misses a beat; its guard decides whether we still hold the lease."""
-        while not self._ended.wait(self._heartbeat):
-            beats = [
-                threading.Thread(target=self._reach.run, args=(host, lease.renew(grant)), daemon=True)
-                for host, grant in tuple(self.grants.items())
-            ]
-            for beat in beats:
-                beat.start()
-            for beat in beats:
-                beat.join(self._heartbeat)
+        while not ended.wait(self._heartbeat):
+            fanout(tuple(self.grants), self._renew)
+
+    def _renew(self, host: HostName) -> None:
+        grant = self.grants.get(host)
+        if grant is not None:
+            self._reach.run(host, lease.renew(grant))
 
     def _take_one(self, host: HostName, command: Command, again: Sequence[Record]) -> None:
         outcome = self._reach.insist(host, command)

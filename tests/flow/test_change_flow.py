@@ -110,9 +110,32 @@ def test_a_change_commits_whole_and_says_so_everywhere(site):
         }
 
 
-def test_it_costs_one_exec_a_command_and_two_for_the_lease(site):
+def test_it_costs_one_exec_a_command_two_for_the_lease_and_one_for_the_commit(site):
     site.run(plan(step("a1", "a"), step("a2", "a", "a1")))
-    assert len(site.hosts.ran) == 2 + 2 * 2
+    assert len(site.hosts.ran) == 2 * 2 + 2 + 1
+
+
+def test_a_holder_whose_lease_was_taken_over_publishes_nothing(site):
+    def fault(host: HostName, command: Command) -> str | None:
+        if host == "b" and command.script.endswith('exit "$status"\n') and "\n:\n" in command.script:
+            (site.hosts.home("b") / ".gpufleet" / "lease" / "lease.json").write_text('{"token":"other"}')
+        return None
+
+    site.hosts.fault = fault
+    with pytest.raises(InDoubt, match="another operator took over the lease"):
+        site.run(CHAIN)
+    assert site.published == []
+
+
+def test_the_copies_know_that_a_run_publishes_before_it_does(site):
+    def seen(_run, _context) -> None:
+        for host in ("a", "b"):
+            copy = site.hosts.home(host) / ".gpufleet" / "runs" / RUN / "journal.jsonl"
+            assert b'"publishing"' in copy.read_bytes()
+        site.published.append({})
+
+    site.run(CHAIN, on_commit=seen)
+    assert site.published == [{}]
 
 
 def test_a_failure_leaves_every_host_as_it_was(site):
