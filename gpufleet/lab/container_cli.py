@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import re
+from urllib.parse import urlsplit
 
 from gpufleet.lab.container_call import Invocation, Verb
 from gpufleet.lab.container_looks import LOOKS
 from gpufleet.lab.container_model import SOCKET, Container, Daemon, Policy, Refused, full_reference
-from gpufleet.lab.container_words import wish_of
+from gpufleet.lab.container_words import read_words, wish_of
 from gpufleet.lab.shell.call import Call, Program
 from gpufleet.lab.shell.streams import unicode_text
 from gpufleet.lab.shell.syntax import Unsupported
@@ -220,16 +221,34 @@ def _rmi(invocation: Invocation) -> int:
 
 
 def _exec(invocation: Invocation) -> int:
-    words = invocation.read("i t it d", "u user e env w")
+    words = read_words(invocation.words, ["i", "t", "it", "d"], ["u", "user", "e", "env", "w"], stop=True)
     container = invocation.engine.find(words.operands[0])
     if not container.running:
         raise Refused(f"container {container.id} is not running")
-    program = words.operands[1]
+    program, *arguments = words.operands[1:]
     if program in {"true", "ls", "id"}:
         return 0
     if program == "nvidia-smi":
-        return invocation.call.shell.program(words.operands[1:], dict(invocation.call.env), user="root")
+        return invocation.call.shell.program([program, *arguments], dict(invocation.call.env), user="root")
+    if program.startswith("python3") and arguments[:1] == ["-c"] and "urllib.request" in arguments[1]:
+        return _exec_request(invocation, container, arguments[2:])
     raise Unsupported(f"{invocation.engine.kind} exec {program}")
+
+
+def _exec_request(invocation: Invocation, container: Container, arguments: list[str]) -> int:
+    """Python inside the container asks its engine: key on standard input, address and body as arguments."""
+    call = invocation.call
+    url, body = urlsplit(arguments[0]), (arguments[1] if len(arguments) > 1 else "")
+    headers = {"authorization": f"Bearer {call.stdin.rest()}", "content-type": "application/json"}
+    try:
+        status, _, chunks = invocation.engine.engines.http(
+            container.id, "POST" if body else "GET", url.path, headers, body.encode(), sleep=call.pause
+        )
+        text = b"".join(chunks).decode("latin-1")
+    except (ConnectionRefusedError, ConnectionResetError):
+        status, text = 0, ""
+    call.out.write(f"{text}\nstatus {status:03d}\n")
+    return 0
 
 
 _VERBS: dict[str, Verb] = {

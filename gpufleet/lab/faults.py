@@ -20,6 +20,8 @@ class Kind(StrEnum):
     """The link is lost before the command had any effect."""
     LOSE_AFTER = "lose-after"
     """The command runs to its end and its answer is lost."""
+    LATE = "late"
+    """The answer is lost, and the command runs only before the host's `after`-th command from then on."""
     HANG = "hang"
     """The command never answers; it has no effect."""
     SLOW = "slow"
@@ -41,8 +43,11 @@ class Kind(StrEnum):
     GPU_LOST = "gpu-lost"
 
 
-LINK = frozenset({Kind.LOSE_BEFORE, Kind.LOSE_AFTER, Kind.HANG, Kind.SLOW, Kind.POWER_OFF})
+LINK = frozenset({Kind.LOSE_BEFORE, Kind.LOSE_AFTER, Kind.LATE, Kind.HANG, Kind.SLOW, Kind.POWER_OFF})
 """Kinds that act on one command; the rest change the host and stay."""
+
+USUAL = tuple(kind for kind in Kind if kind is not Kind.LATE)
+"""What is drawn when nobody says which kinds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,10 +93,18 @@ class FaultScript:
         return due
 
     @classmethod
-    def random(cls, seed: int, hosts: Sequence[str], *, most: int = 3, commands: int = 40) -> FaultScript:
-        """Up to `most` faults on `hosts`, the same for the same seed everywhere."""
+    def random(
+        cls,
+        seed: int,
+        hosts: Sequence[str],
+        *,
+        most: int = 3,
+        commands: int = 40,
+        kinds: Sequence[Kind] = USUAL,
+    ) -> FaultScript:
+        """Up to `most` faults of `kinds` on `hosts`, the same for the same seed everywhere."""
         dice = _Dice(seed)
-        return cls(tuple(_drawn(dice, hosts, commands) for _ in range(1 + dice.below(most))))
+        return cls(tuple(_drawn(dice, hosts, commands, kinds) for _ in range(1 + dice.below(most))))
 
     def __str__(self) -> str:
         return "; ".join(
@@ -101,8 +114,7 @@ class FaultScript:
         )
 
 
-def _drawn(dice: _Dice, hosts: Sequence[str], commands: int) -> Fault:
-    kinds = tuple(Kind)
+def _drawn(dice: _Dice, hosts: Sequence[str], commands: int, kinds: Sequence[Kind]) -> Fault:
     kind = kinds[dice.below(len(kinds))]
     modes = ("crash", "oom", "never-ready", "cuda-oom", "unhealthy", "degenerate", "wrong-model", "hang")
     return Fault(

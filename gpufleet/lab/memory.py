@@ -6,7 +6,7 @@ a turned clock do not end each other's commands. One lock a host makes a script 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from gpufleet.errors import HostUnreachable, SelectionError
 from gpufleet.lab.faults import LINK, Fault, FaultScript, Kind
@@ -48,6 +48,8 @@ class MemoryTransport:
         self.commands: dict[str, int] = {}
         """Commands sent to each host so far."""
         self.opens: dict[str, int] = {}
+        self._late: dict[str, list[tuple[int, Callable[[], object]]]] = {}
+        """By host: commands that arrive late, and before which one."""
 
     def open(self, host: HostName) -> MemorySession:
         """A session; raises `HostUnreachable` when the host is dead or refuses."""
@@ -61,6 +63,17 @@ class MemoryTransport:
             if self.faults.due(host, self.opens[host], "", {Kind.REFUSE}):
                 raise HostUnreachable("connection refused", where=host)
         return MemorySession(self, lab)
+
+    def hold_back(self, host: str, count: int, act: Callable[[], object]) -> None:
+        """Let `act` happen before the `count`-th command from now on."""
+        self._late.setdefault(host, []).append((self.commands[host] + max(1, count), act))
+
+    def let_in(self, host: str) -> None:
+        """What was held back and is due."""
+        due = [entry for entry in self._late.get(host, ()) if entry[0] <= self.commands[host]]
+        for entry in due:
+            self._late[host].remove(entry)
+            entry[1]()
 
     def close(self) -> None:
         """Nothing is kept open."""
@@ -92,6 +105,7 @@ class MemorySession:
             if not self._lab.check_power():
                 return Lost(reason="the connection was lost", sent=False)
             nth = self._transport.commands[name] = self._transport.commands.get(name, 0) + 1
+            self._transport.let_in(name)
             due = self._transport.faults.due(name, nth, text_of(command))
             for fault in due:
                 if fault.kind not in LINK:
@@ -104,6 +118,11 @@ class MemorySession:
         for fault in link:
             match fault.kind:
                 case Kind.LOSE_BEFORE:
+                    return Lost(reason="the connection was lost", sent=True)
+                case Kind.LATE:
+                    self._transport.hold_back(
+                        self._lab.name, fault.after, lambda: self._execute(command, None)
+                    )
                     return Lost(reason="the connection was lost", sent=True)
                 case Kind.HANG:
                     self._lab.host.rest(command.timeout, ())

@@ -269,12 +269,21 @@ class SimHost:
         """A new process; its pid."""
         self._next_pid += 1
         pid = self._next_pid
-        self.processes[pid] = Process(pid, user, command, self.clock.monotonic())
+        process = self.processes[pid] = Process(pid, user, command, self.clock.monotonic())
+        self._show(process)
         return pid
+
+    def _show(self, process: Process) -> None:
+        """Its folder under /proc, with the line that tells group and start time."""
+        pid, ticks = process.pid, int((process.started - self.booted) * 100)
+        # Fields 3 to 22 of proc(5): state, parent, group, session, eleven that are 0 here, ..., start time.
+        line = f"{pid} ({process.command[:15]}) S 1 {pid} {pid} {' '.join(['0'] * 15)} {ticks} 0 0\n"
+        self.fs.put_file(f"/proc/{pid}/stat", line.encode(), process.user)
 
     def finish(self, pid: int) -> None:
         """The process ended by itself."""
-        self.processes.pop(pid, None)
+        if self.processes.pop(pid, None) is not None:
+            self.fs.drop(f"/proc/{pid}")
 
     def signal(self, pid: int, number: int) -> bool:
         """Send a signal; False when there is no such process. Signal 0 only asks."""

@@ -134,7 +134,7 @@ class Exchange:
                 if fault.kind not in LINK:
                     self._door.lab.strike(fault)
         link = [fault for fault in due if fault.kind in LINK]
-        if any(fault.kind is Kind.LOSE_BEFORE for fault in link):
+        if any(fault.kind in {Kind.LOSE_BEFORE, Kind.LATE} for fault in link):
             self._bench.cut(self._door.lab)
             return
         if any(fault.kind is Kind.HANG for fault in link):

@@ -9,6 +9,8 @@ never resumed, which is what a watchdog needs and no more.
 
 from __future__ import annotations
 
+import contextlib
+
 from gpufleet.lab.shell import builtins
 from gpufleet.lab.shell.arithmetic import ArithmeticFault
 from gpufleet.lab.shell.call import (
@@ -75,22 +77,17 @@ class Shell(Expansion, Programs):
 
     # -- running -----------------------------------------------------------------------------------------------
 
-    def run_text(self, text: str) -> int:
-        """Run a whole script in this shell to its end, traps included; gives the exit status."""
-        try:
-            self.run_lines(text)
-        except ExitShell as ending:
-            self.status = ending.status
-        except (ReturnFunction, LeaveLoop):
-            pass
-        return self._leave()
-
     def run_as_process(self, text: str) -> int:
-        """Run a whole script as a process of its own."""
+        """Run a whole script as a process of its own, traps included; gives the exit status."""
         self.pid = self.host.spawn(self.user, "sh")
         self.shared.pids.append(self.pid)
         try:
-            return self.run_text(text)
+            with contextlib.suppress(ReturnFunction, LeaveLoop):
+                self.run_lines(text)
+            return self._leave()
+        except ExitShell as ending:
+            self.status = ending.status
+            return self._leave()
         finally:
             self.shared.pids.remove(self.pid)
             self.host.finish(self.pid)

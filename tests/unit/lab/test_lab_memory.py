@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpufleet.errors import HostUnreachable
-from gpufleet.lab.faults import Fault, FaultScript, Kind
+from gpufleet.lab.faults import USUAL, Fault, FaultScript, Kind
 from gpufleet.lab.fleet import Fleet, build_fleet, wishes_of
 from gpufleet.lab.memory import MemoryTransport
 from gpufleet.names import HostName
@@ -27,9 +27,7 @@ class TestMemoryTransport(TransportKit):
     def way(self):
         transport = MemoryTransport(fleet_of())
         transport.fleet[HOST].host.fs.make_directories("/home/ops/scratch", "ops")
-        return Way(
-            transport=transport, host=HOST, scratch="/home/ops/scratch", lacks=frozenset({"processes"})
-        )
+        return Way(transport=transport, host=HOST, scratch="/home/ops/scratch")
 
 
 def answer(transport: MemoryTransport, text: str, host: HostName = HOST, **more):
@@ -117,7 +115,7 @@ def test_the_same_seed_gives_the_same_faults():
     for seed in range(200):
         assert str(FaultScript.random(seed, hosts)) == str(FaultScript.random(seed, hosts))
     assert {fault.kind for seed in range(400) for fault in FaultScript.random(seed, hosts).faults} == set(
-        Kind
+        USUAL
     )
 
 
@@ -127,3 +125,18 @@ def test_deadlines_count_the_own_waits_only():
     transport.fleet.clock.sleep(1000)
     assert isinstance(answer(transport, "sleep 50; echo done", timeout=60.0), Exit)
     assert isinstance(answer(transport, "sleep 61", timeout=60.0), Lost)
+
+
+def test_a_command_that_arrives_late():
+    transport = faulty(Fault(kind=Kind.LATE, host=HOST, pattern="touch mark", after=2))
+    assert answer(transport, "touch mark") == Lost(reason="the connection was lost", sent=True)
+    look = "[ -e mark ] && echo there || echo not yet"
+    assert [answer(transport, look).stdout for _ in range(3)] == ["not yet\n", "there\n", "there\n"]
+
+
+def test_two_transports_share_a_fleet():
+    fleet = fleet_of()
+    first, second = MemoryTransport(fleet), MemoryTransport(fleet)
+    assert answer(first, "sleep 3; echo a") == Exit(code=0, stdout="a\n")
+    assert answer(second, "sleep 3; echo b") == Exit(code=0, stdout="b\n")
+    assert fleet[HOST].sh("sleep 2; echo c").stdout == b"c\n"
