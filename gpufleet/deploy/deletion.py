@@ -15,7 +15,7 @@ from gpufleet.deploy.replicas import Present, replicas_of
 from gpufleet.deploy.retire import Retired, copy_routes, retire, try_again
 from gpufleet.deploy.steps import stop_step
 from gpufleet.deploy.survey import survey
-from gpufleet.deploy.tools import Done, Tools, former_hosts, recheck, warn_of_leases
+from gpufleet.deploy.tools import Done, Tools, former_hosts, recheck, settle_old_runs, warn_of_leases
 from gpufleet.engine.vllm import STOP_TIMEOUT
 from gpufleet.errors import FleetError
 from gpufleet.hosts.model import HostFacts, Known
@@ -58,6 +58,7 @@ def prepare_deletion(tools: Tools, name: PoolName, hosts: Sequence[Host], *, com
 
 def delete(tools: Tools, deletion: Deletion) -> Done:
     """Stop every replica or none; then take the routes away and remove the containers."""
+    settle_old_runs(tools, deletion.facts)
     change: Change | None = None
     finish = commit.finish_commit(tools.store)
     if deletion.plan.steps:
@@ -99,6 +100,7 @@ def retire_after(tools: Tools, context: Mapping[str, str]) -> Retired:
     except FleetError as error:
         tools.warn(f"what is no longer needed was not removed: {error}")
         return Retired()
+    settle_old_runs(tools, facts)
     title = f"retire what pool {context.get('pool', '')} no longer needs"
     again = "run the same command again once the host answers"
     retired = retire(retirees, facts, tools.change, title=title, again=again)

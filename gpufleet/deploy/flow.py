@@ -10,7 +10,7 @@ more. When they moved, the plan is stale and nothing is done.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from gpufleet.change import journal_file
@@ -22,7 +22,15 @@ from gpufleet.deploy.replicas import Present, replicas_of
 from gpufleet.deploy.retire import copy_routes, retire, try_again
 from gpufleet.deploy.rows import explain, rows, served
 from gpufleet.deploy.survey import glance, preflight, survey
-from gpufleet.deploy.tools import Done, Tools, former_hosts, recheck, resolved, warn_of_leases
+from gpufleet.deploy.tools import (
+    Done,
+    Tools,
+    former_hosts,
+    recheck,
+    resolved,
+    settle_old_runs,
+    warn_of_leases,
+)
 from gpufleet.errors import FleetError
 from gpufleet.hosts.model import HostFacts
 from gpufleet.inventory.select import select
@@ -99,6 +107,7 @@ def carry_out(tools: Tools, prepared: Prepared) -> Done:
     plan = prepared.plan
     if not prepared.changes:
         return Done(outcome="no_change", generation=tools.store.routes().generation, hosts=served(plan))
+    settle_old_runs(tools, prepared.facts)
     context = commit.deploy_context(
         plan,
         tools.inventory.hosts,
@@ -131,16 +140,6 @@ def carry_out(tools: Tools, prepared: Prepared) -> Done:
         hosts=rows(plan, change),
         leftovers=retired.leftovers,
     )
-
-
-def deploy(
-    tools: Tools, pool: Pool, *, command: str, approve: Callable[[Prepared], bool] = lambda _prepared: True
-) -> Done:
-    """Both halves, with one question between them; refused, nothing is done."""
-    prepared = prepare(tools, pool, command=command)
-    if prepared.changes and not approve(prepared):
-        return Done(outcome="refused")
-    return carry_out(tools, prepared)
 
 
 def _applied(tools: Tools, plan: Plan, prepared: Prepared) -> Change:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from gpufleet.change import journal_file
 from gpufleet.change.document import Resolve
-from gpufleet.change.events import Goal
-from gpufleet.change.flow import Change
+from gpufleet.change.events import Ending, Goal
+from gpufleet.change.flow import Change, take_up
 from gpufleet.change.flow import Tools as ChangeTools
 from gpufleet.change.model import Plan
 from gpufleet.deploy.gate import PREDICATES
@@ -16,10 +18,11 @@ from gpufleet.deploy.plan import fingerprint
 from gpufleet.deploy.survey import survey
 from gpufleet.engine.model import Engine
 from gpufleet.engine.vllm import Vllm
-from gpufleet.errors import ErrorRow, SecretUnresolved, StalePlan
+from gpufleet.errors import ErrorRow, FleetError, SecretUnresolved, StalePlan
+from gpufleet.hosts.model import HostFacts, Known
 from gpufleet.inventory.model import Host, Inventory
 from gpufleet.inventory.secrets import resolve
-from gpufleet.names import HostName
+from gpufleet.names import HostName, RunId
 from gpufleet.pools import record
 from gpufleet.pools.model import Pool
 from gpufleet.pools.store import PoolStore
@@ -150,3 +153,27 @@ def resolver(inventory: Inventory, goal: Goal) -> Resolve:
             raise
 
     return follow
+
+
+def settle_old_runs(tools: Tools, facts: Mapping[HostName, HostFacts]) -> None:
+    """Give back what runs of this desk that are over still hold, because a host was away when they ended.
+
+    What this machine's journal does not know to be over is left alone: that is for `change resume` or `change undo`.
+    """
+    goals = {Ending.COMMITTED: Goal.RESUME, Ending.UNDONE: Goal.UNDO}
+    known = {summary.run: summary for summary in journal_file.summaries(tools.change.state_dir)}
+    seen = {
+        run for host in facts.values() if isinstance(host.open_runs, Known) for run in host.open_runs.value
+    }
+    for run in sorted(seen & set(known)):
+        ending = known[RunId(run)].ending
+        if not ending or known[RunId(run)].busy or Ending(ending) not in goals:
+            continue
+        with contextlib.suppress(FleetError):  # what stays held is met again when the leases are taken
+            take_up(
+                RunId(run),
+                tools.change,
+                goals[Ending(ending)],
+                resolve=resolver(tools.inventory, Goal.UNDO),
+                on_commit=lambda _run, _context: None,
+            )

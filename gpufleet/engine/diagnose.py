@@ -101,6 +101,11 @@ PHASES: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
         ("up", r"Application startup complete"),
     )
 )
+_PREFIX = re.compile(
+    r"^(?:\([\w-]+ pid=\d+\)\s*)?(?:(?:INFO|WARNING|ERROR|CRITICAL)\s+[\d-]+ [\d:.,]+\s*(?:\[[^\]]*\]\s*)?)?"
+)
+"""Process, level, time and place in front of what vLLM says."""
+
 _SHARD = re.compile(r"(\d+)% Completed|(\d+)/(\d+)")
 
 
@@ -111,7 +116,7 @@ def first_cause(log: str) -> Cause | None:
             continue
         for signature in SIGNATURES:
             if signature.pattern.search(line):
-                return Cause(signature.id, scrub(line.strip()), signature.fix)
+                return Cause(signature.id, scrub(_PREFIX.sub("", line.strip())), signature.fix)
     return None
 
 

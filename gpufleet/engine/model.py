@@ -27,8 +27,7 @@ class EngineContainer:
         arguments: its words.
         environment: variables; values may be secrets and never become words of a command line.
         port: TCP port it listens on inside the container.
-        shutdown_timeout: seconds the engine itself lets requests finish after SIGTERM.
-        stop_timeout: seconds the runtime waits before it kills; larger than `shutdown_timeout`.
+        stop_timeout: seconds the runtime waits before it kills; more than the engine itself lets requests finish.
     """
 
     image: str
@@ -37,7 +36,6 @@ class EngineContainer:
     environment: Mapping[str, str | Secret[str]] = field(default_factory=dict)
     port: int = 8000
     mounts: tuple[Mount, ...] = ()
-    shutdown_timeout: int = 60
     stop_timeout: int = 90
 
 

@@ -110,6 +110,5 @@ class Vllm:
             arguments=arguments(pool, devices),
             environment=environment,
             mounts=mounts,
-            shutdown_timeout=SHUTDOWN_TIMEOUT,
             stop_timeout=STOP_TIMEOUT,
         )

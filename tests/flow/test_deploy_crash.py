@@ -6,7 +6,6 @@ import pytest
 
 from gpufleet.change import journal_file
 from gpufleet.change.events import Ending, Goal
-from gpufleet.deploy.flow import deploy
 from gpufleet.errors import HostUnreachable, LeaseHeld, Refused, SecretUnresolved
 from gpufleet.lab.memory import MemoryTransport
 from gpufleet.pools.model import EngineWish
@@ -72,7 +71,7 @@ def killed_after(site, pool, records, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(journal_file.JournalFile, "append", append)
         try:
-            deploy(site.tools(transport=wire), pool, command="pool deploy chat")
+            site.deploy_by(site.tools(transport=wire), pool)
         except Killed:
             (run,) = [summary.run for summary in site.runs() if summary.run not in older]
             return run

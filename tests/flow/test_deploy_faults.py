@@ -172,6 +172,7 @@ def test_random_fault_scripts(tmp_path, first):
                 assert {row.hint for row in outcome.leftovers} == {f"gpufleet change resume {outcome.run}"}, (
                     told
                 )
+                site.clock.sleep(150.0)  # a lease on a host that died in between expires
                 site.take_up(RunId(outcome.run), Goal.RESUME)
             assert {name: len(found) for name, found in site.containers().items()} == {
                 "gpu-01": 3,

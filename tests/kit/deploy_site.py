@@ -13,7 +13,7 @@ from gpufleet.change.flow import Tools as ChangeTools
 from gpufleet.change.flow import take_up
 from gpufleet.deploy.commit import finish_commit
 from gpufleet.deploy.deletion import delete, prepare_deletion, retire_after
-from gpufleet.deploy.flow import deploy, prepare
+from gpufleet.deploy.flow import carry_out, prepare
 from gpufleet.deploy.tools import Done, Tools, resolver
 from gpufleet.inventory.model import Address, Host, Inventory, PortRange
 from gpufleet.lab.container_model import Policy, Wish
@@ -79,7 +79,11 @@ class Site:
 
     def deploy(self, pool: Pool | None = None, *faults: Fault) -> Done:
         """`pool deploy`, confirmed."""
-        return deploy(self.tools(*faults), pool or self.pool(), command="pool deploy chat")
+        return self.deploy_by(self.tools(*faults), pool or self.pool())
+
+    def deploy_by(self, tools: Tools, pool: Pool) -> Done:
+        """The same, with tools of the caller's."""
+        return carry_out(tools, prepare(tools, pool, command="pool deploy chat"))
 
     def changes(self, pool: Pool | None = None) -> bool:
         """`pool deploy --check`."""

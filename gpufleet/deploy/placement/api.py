@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
@@ -81,7 +81,7 @@ class Placer(Protocol):
         ...
 
 
-def placers() -> Mapping[str, Callable[[Demand, Sequence[Slot]], Placement | TooFew]]:
+def placers() -> Mapping[str, Placer]:
     """Algorithms by name."""
     from gpufleet.deploy.placement.best_fit import place  # noqa: PLC0415  # the algorithm imports this seam
 

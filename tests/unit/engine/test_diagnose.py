@@ -32,6 +32,19 @@ def test_each_cause_is_named_with_a_fix(name, line):
     assert cause.fix
 
 
+def test_the_line_is_told_without_process_level_and_time():
+    said = "torch.OutOfMemoryError: CUDA out of memory."
+    for prefix in (
+        "(EngineCore_DP0 pid=77) ERROR 01-01 00:00:00 [core.py:708] ",
+        "ERROR 11-02 10:00:00 [core.py:1] ",
+        "(APIServer pid=1) ",
+        "",
+    ):
+        cause = first_cause(prefix + said)
+        assert cause is not None
+        assert cause.line == said
+
+
 def test_wrappers_are_passed_over():
     log = "RuntimeError: Engine core initialization failed. See root cause above.\n" + LINES["kv-none"]
     found = first_cause(log)

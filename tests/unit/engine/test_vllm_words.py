@@ -2,7 +2,7 @@
 
 import pytest
 
-from gpufleet.engine.vllm import Vllm, arguments, has_flag, version_of
+from gpufleet.engine.vllm import SHUTDOWN_TIMEOUT, Vllm, arguments, has_flag, version_of
 from gpufleet.names import PoolName
 from gpufleet.pools.model import EngineWish, Pool
 from gpufleet.redact import Secret
@@ -65,7 +65,7 @@ def test_the_key_goes_by_environment_and_never_by_argument():
     container = Vllm().container(pool(env={"A": "1"}), key=key, devices=1)
     assert container.environment == {"A": "1", "VLLM_API_KEY": key}
     assert not any("secret" in word for word in container.arguments)
-    assert container.stop_timeout > container.shutdown_timeout
+    assert container.stop_timeout > SHUTDOWN_TIMEOUT
     assert "CUDA_VISIBLE_DEVICES" not in container.environment
 
 
