@@ -34,7 +34,7 @@ from gpufleet.deploy.tools import (
 from gpufleet.errors import FleetError
 from gpufleet.hosts.model import HostFacts
 from gpufleet.inventory.select import select
-from gpufleet.names import HostName, PoolName, RunId
+from gpufleet.names import HostName, RunId
 from gpufleet.pools import membership, record
 from gpufleet.pools.model import Pool
 from gpufleet.redact import Secret
@@ -47,7 +47,7 @@ class Prepared:
     Attributes:
         routes_change: whether the published route would differ, even when no host is touched.
         facts: what it rests on.
-        key: reference to the engines' key.
+        key: the engines' key; on disk once the plan is carried out.
     """
 
     plan: DeployPlan
@@ -55,7 +55,7 @@ class Prepared:
     revision: int
     facts: Mapping[HostName, HostFacts]
     routes_change: bool
-    key: str
+    key: Secret[str]
 
     @property
     def changes(self) -> bool:
@@ -63,16 +63,16 @@ class Prepared:
         return self.plan.changes or self.routes_change
 
 
-def prepare(tools: Tools, pool: Pool, *, command: str, dry: bool = False) -> Prepared:
-    """Look at the hosts and plan; with `dry` not even the pool's key is made.
+def prepare(tools: Tools, pool: Pool, *, command: str) -> Prepared:
+    """Look at the hosts and plan. Nothing is written, here or there: a key that the pool lacks is only thought up.
 
     Raises:
         SelectionError, HostUnreachable, PreflightFailed, Unplaceable, SecretUnresolved: nothing was changed.
     """
-    chosen = select(tools.inventory, pool.hosts)
+    chosen = select(tools.inventory, pool.hosts, where=pool.hosts_at)
     known = tools.store.record(pool.name)
     pool = resolved(tools, _with_members(pool, known))
-    key = _key(tools, pool.name, dry=dry)
+    key = tools.store.key(pool.name) or tools.store.new_key(pool.name)
     facts = survey(tools.change.transport, chosen, clock=tools.change.clock, forks=tools.change.forks)
     preflight(chosen, facts)
     facts |= glance(
@@ -94,7 +94,7 @@ def prepare(tools: Tools, pool: Pool, *, command: str, dry: bool = False) -> Pre
         revision=revision,
         facts=facts,
         routes_change=_routes_differ(tools, plan, key.reference),
-        key=key.reference,
+        key=key,
     )
 
 
@@ -108,6 +108,7 @@ def carry_out(tools: Tools, prepared: Prepared) -> Done:
     if not prepared.changes:
         return Done(outcome="no_change", generation=tools.store.routes().generation, hosts=served(plan))
     settle_old_runs(tools, prepared.facts)
+    tools.store.keep_key(plan.pool.name, prepared.key)
     context = commit.deploy_context(
         plan,
         tools.inventory.hosts,
@@ -115,7 +116,7 @@ def carry_out(tools: Tools, prepared: Prepared) -> Done:
         run=prepared.run,
         at=tools.change.clock.now().isoformat(timespec="seconds"),
         engine=tools.engine,
-        key=prepared.key,
+        key=prepared.key.reference,
     )
     change: Change | None = None
     if plan.bring_up.steps:
@@ -163,13 +164,6 @@ def _with_members(pool: Pool, known: record.PoolRecord | None) -> Pool:
     former = {member.replica: member for member in record.pool_of(known).members}
     members = former | {member.replica: member for member in pool.members}
     return replace(pool, members=tuple(members[name] for name in sorted(members)))
-
-
-def _key(tools: Tools, name: PoolName, *, dry: bool) -> Secret[str]:
-    found = tools.store.key(name, create=not dry)
-    if found is not None:
-        return found
-    return Secret("this key is made by the first deploy", reference=f"${{file:{tools.store.key_path(name)}}}")
 
 
 def _next_revision(known: record.PoolRecord | None, present: Sequence[Present]) -> int:

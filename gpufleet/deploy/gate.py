@@ -196,9 +196,12 @@ def _ended(seen: Seen) -> Fails | None:
     if not over and seen.restarts <= RESTARTS_ALLOWED:
         return None
     how = f"exited with status {seen.exit_code}" if over else f"crashed {seen.restarts} times"
+    last = _last_line(seen.log)
+    if not last:
+        return Fails(f"the container {how} without a log", "check engine.image: it does not start vLLM")
     return Fails(
-        f"the container {how}{_end_of(seen.log)}",
-        "read the end of its log above; nothing in it is a known cause",
+        f"the container {how}; its last line: {last}",
+        f"no known cause; the end of its log:\n{_end_of(seen.log)}",
     )
 
 
@@ -268,8 +271,7 @@ def _last_line(text: str) -> str:
 
 
 def _end_of(log: str) -> str:
-    end = diagnose.tail(log, SHOWN_LINES).strip()
-    return f"; its log ends:\n{end}" if end else " without a log"
+    return diagnose.tail(log, SHOWN_LINES).strip()
 
 
 def image_present(answer: Exit, data: tuple[str, ...]) -> Verdict:

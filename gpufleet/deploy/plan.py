@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import msgspec
 
@@ -28,7 +28,7 @@ from gpufleet.engine.model import Engine, EngineContainer
 from gpufleet.errors import ErrorRow, Unplaceable, UsageError
 from gpufleet.hosts.model import HostFacts, Known, Unknown
 from gpufleet.inventory.model import Host
-from gpufleet.names import HostName, ReplicaId, RunId, StepId
+from gpufleet.names import HostName, ReplicaId, RunId
 from gpufleet.pools.model import Endpoint, Pool
 from gpufleet.redact import Secret
 
@@ -70,7 +70,6 @@ class DeployPlan:
     start: tuple[New, ...]
     gone: tuple[Present, ...]
     stopped_first: frozenset[str]
-    steps_of: Mapping[StepId, ReplicaId] = field(default_factory=dict)
 
     @property
     def changes(self) -> bool:
@@ -326,33 +325,30 @@ def _assembled(
         key=wish.key,
     )
     making_room = tuple(one for one in gone if one.container.id in stopped)
-    steps, steps_of = bring_up(launch, declared, dialects, start, making_room)
-    endpoints = tuple(
-        sorted(
-            (
-                *(endpoint_of(one, declared[one.host]) for one in keep),
-                *(endpoint(one, declared[one.host], wish.revision) for one in start),
-            ),
-            key=lambda endpoint: endpoint.replica,
-        )
-    )
-    touched = {step.host for step in steps}
-    print_of = fingerprint({name: facts[name] for name in touched})
+    steps = bring_up(launch, declared, dialects, start, making_room)
     return DeployPlan(
         pool=pool,
         bring_up=Plan(
             title=f"deploy pool {pool.name}, revision {wish.revision}",
             command=wish.command,
             steps=steps,
-            fingerprint=print_of,
+            fingerprint=fingerprint({step.host: facts[step.host] for step in steps}),
         ),
-        endpoints=endpoints,
+        endpoints=_endpoints(wish, declared, keep, start),
         keep=keep,
         start=start,
         gone=gone,
         stopped_first=stopped,
-        steps_of=steps_of,
     )
+
+
+def _endpoints(
+    wish: Wish, declared: Mapping[HostName, Host], keep: Sequence[Present], start: Sequence[New]
+) -> tuple[Endpoint, ...]:
+    """Where the pool is served once the plan is carried out, in the order of replicas."""
+    found = [endpoint_of(one, declared[one.host]) for one in keep]
+    found += [endpoint(one, declared[one.host], wish.revision) for one in start]
+    return tuple(sorted(found, key=lambda one: one.replica))
 
 
 def fingerprint(facts: Mapping[HostName, HostFacts]) -> str:

@@ -11,7 +11,7 @@ from gpufleet.deploy.commands import Dialect, Drain
 from gpufleet.deploy.replicas import LABEL, New, Present, bind_address, slice_label, slot_name, url_of
 from gpufleet.engine.model import EngineContainer
 from gpufleet.inventory.model import Host
-from gpufleet.names import HostName, ReplicaId, RunId, StepId
+from gpufleet.names import HostName, RunId, StepId
 from gpufleet.pools.model import Pool
 from gpufleet.redact import Secret
 
@@ -35,7 +35,7 @@ def bring_up(
     dialects: Mapping[HostName, Dialect],
     start: Sequence[New],
     making_room: Sequence[Present],
-) -> tuple[tuple[Step, ...], dict[StepId, ReplicaId]]:
+) -> tuple[Step, ...]:
     """Pull everywhere, then make room, start and ask; settle when every gate has said yes."""
     container = launch.container
     hosts = sorted({one.host for one in start})
@@ -44,21 +44,17 @@ def bring_up(
     stops = [stop_step(one, dialects[one.host], container.stop_timeout, pulled) for one in making_room]
     starts: list[Step] = []
     gates: list[Step] = []
-    replica_of: dict[StepId, ReplicaId] = {}
     for new in start:
         room = frozenset(step.id for step in stops if step.host == new.host)
-        started = _start_step(launch, new, declared[new.host], dialects[new.host], pulled | room)
-        asked = _gate_step(launch, new, declared[new.host], dialects[new.host])
-        starts.append(started)
-        gates.append(asked)
-        replica_of |= {started.id: new.replica, asked.id: new.replica}
+        starts.append(_start_step(launch, new, declared[new.host], dialects[new.host], pulled | room))
+        gates.append(_gate_step(launch, new, declared[new.host], dialects[new.host]))
     ready = frozenset(step.id for step in gates)
     settles = [
         _settle_step(launch.run, dialects[host], [step for step in starts if step.host == host], ready)
         for host in hosts
         if dialects[host].updates
     ]
-    return (*pulls, *stops, *starts, *gates, *settles), replica_of
+    return (*pulls, *stops, *starts, *gates, *settles)
 
 
 def pull_step(host: HostName, dialect: Dialect, image: str) -> Step:

@@ -72,9 +72,10 @@ def preflight(hosts: Sequence[Host], facts: Mapping[HostName, HostFacts]) -> Non
     )
     if not rows:
         return
-    count = len({row.where for row in rows})
+    sick = tuple(dict.fromkeys(row.where for row in rows))
     raise PreflightFailed(
-        f"{count} host(s) cannot take a replica; nothing was changed",
+        f"{len(sick)} of {len(hosts)} hosts cannot take a replica; nothing was changed",
+        where=", ".join(sick),
         rows=rows,
         hints=("`gpufleet hosts check` looks again", "leave a host out with `!NAME` in the pool's hosts"),
     )

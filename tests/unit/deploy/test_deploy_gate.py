@@ -120,8 +120,15 @@ def test_a_warning_in_the_log_of_a_container_that_never_fell_is_no_cause():
 def test_an_unknown_end_shows_the_end_of_the_log_without_secrets(state):
     verdict = judge(look(state=state, log="first\ntoken hf_abcdefghijklmnopqrstuv\nlast words"))
     assert isinstance(verdict, Fails)
-    assert "last words" in verdict.reason
-    assert "hf_abc" not in verdict.reason
+    assert verdict.reason.endswith("its last line: last words")
+    assert "first" in verdict.hint
+    assert "hf_abc" not in verdict.reason + verdict.hint
+
+
+def test_an_end_without_a_log_is_told_in_one_line():
+    verdict = judge(look(state="exited 0 0 false"))
+    assert isinstance(verdict, Fails)
+    assert verdict.reason == "the container exited with status 0 without a log"
 
 
 def test_memory_and_disappearance_are_told():
