@@ -78,7 +78,7 @@ class Hands:
         with self.mirror.carried(host) as lines:
             fenced = fence.guarded(nothing, self.grants[host], PUBLISH, copy=lines.text, anyway=True)
             outcome = self.reach.insist(host, fenced)
-            if isinstance(outcome, Exit) and fence.refusal(outcome) is None:
+            if isinstance(outcome, Exit) and not outcome.sudo_refused and fence.refusal(outcome) is None:
                 lines.delivered()
         self._fenced(host, outcome)
 
@@ -116,7 +116,7 @@ class Hands:
         check = step.verify if act is Act.DO else step.absent
         if check is None:
             return Observed(step=step.id, act=act, found=Found.NOT_DONE, reason="cannot be looked at")
-        match self._quiet_look(step, check):
+        match self._quiet_look(step, check, act):
             case Holds():
                 return Observed(step=step.id, act=act, found=Found.DONE)
             case Fails(reason=reason) | Waits(reason=reason):
@@ -124,13 +124,28 @@ class Hands:
             case CannotTell(reason=reason):
                 return Observed(step=step.id, act=act, found=Found.UNKNOWN, reason=self._clean(reason))
 
-    def _quiet_look(self, step: Step, check: Check) -> Verdict:
+    def _quiet_look(self, step: Step, check: Check, act: Act) -> Verdict:
+        """Look when no earlier command of the step is at work any more; one that is, is waited for to its deadline.
+
+        A way forward that has turned back is not waited for: the undo waits by itself.
+        """
         grant = self.grants.get(step.host)
         if grant is None:
             return CannotTell(NO_LEASE)
 
+        undo = () if isinstance(step.undo, Irreversible) else step.undo
+        deadline = self.clock.monotonic() + max(
+            (command.timeout for command in (*step.do, *undo)), default=0.0
+        )
+
         def ask(command: Command) -> Outcome:
-            return self._fenced(step.host, self.reach.insist(step.host, fence.quiet(command, grant, step.id)))
+            while True:
+                outcome = self.reach.insist(step.host, fence.quiet(command, grant, step.id))
+                busy = isinstance(outcome, Exit) and fence.refusal(outcome) == fence.BUSY
+                late = self.clock.monotonic() >= deadline or (act is Act.DO and self.turned.is_set())
+                if not busy or late:
+                    return self._fenced(step.host, outcome)
+                self.progress(Progress(step=step.id, text="its command is still at work there"))
 
         asker = Asker(ask=ask, predicates=self.predicates, clock=self.clock)
         return asker.once(at_once(check))
@@ -152,7 +167,7 @@ class Hands:
         with self.mirror.carried(step.host) as lines:
             fenced = fence.guarded(command, grant, step.id, copy=lines.text, anyway=anyway)
             outcome = self.reach.insist(step.host, fenced)
-            if isinstance(outcome, Exit) and fence.refusal(outcome) is None:
+            if isinstance(outcome, Exit) and not outcome.sudo_refused and fence.refusal(outcome) is None:
                 lines.delivered()
         return self._fenced(step.host, outcome)
 
@@ -193,5 +208,7 @@ class Hands:
 
 def last_words(answer: Exit) -> str:
     """What a failed command said last, one line, with its exit status."""
+    if answer.sudo_refused:
+        return f"sudo refused: {answer.sudo_refused}"
     said = [line.strip() for line in (answer.stderr or answer.stdout).splitlines() if line.strip()]
     return f"{said[-1][:500]} (exit status {answer.code})" if said else f"exit status {answer.code}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TypeAlias
@@ -124,7 +125,17 @@ class Progress:
 
 
 Observer: TypeAlias = Callable[[Step | None, Event | Progress], None]
-"""Told after the journal has the event. It must not raise and is called from several threads."""
+"""Told after the journal has the event, from several threads. What it raises is dropped."""
+
+
+def harmless(observer: Observer) -> Observer:
+    """The same observer, unable to stop a run: a terminal that closed must not end the rollback it started."""
+
+    def tell(step: Step | None, event: Event | Progress) -> None:
+        with suppress(Exception):
+            observer(step, event)
+
+    return tell
 
 
 def silent(step: Step | None, event: Event | Progress) -> None:

@@ -20,7 +20,7 @@ from gpufleet.change import journal_file
 from gpufleet.change.acts import Hands
 from gpufleet.change.apply import Interpreter, Outcome
 from gpufleet.change.document import Resolve, plan_record, secrets_of
-from gpufleet.change.events import Ending, Goal, Observer, Reopened, silent
+from gpufleet.change.events import Ending, Goal, Observer, Reopened, harmless, silent
 from gpufleet.change.journal import Opened, Opening, body_of, opening, replay
 from gpufleet.change.journal_file import JournalFile
 from gpufleet.change.lease import HEARTBEAT, Holder
@@ -210,6 +210,7 @@ def _missing(head: Opening, state: State, keeper: LeaseKeeper) -> InDoubt | None
 def _drive(state: State, site: _Site) -> Change:
     """Interpret the run to its rest, give the leases back, and say how it ended."""
     plan, tools, keeper, mirror = state.plan, site.tools, site.keeper, site.mirror
+    observer = harmless(tools.observer)
     hands = Hands(
         reach=site.reach,
         grants=keeper.grants,
@@ -218,14 +219,14 @@ def _drive(state: State, site: _Site) -> Change:
         clock=tools.clock,
         secrets=secrets_of(plan),
         turned=Event(),
-        progress=lambda progress: tools.observer(state.steps[progress.step], progress),
+        progress=lambda progress: observer(state.steps[progress.step], progress),
     )
     interpreter = Interpreter(
         state=state,
         journal=site.file,
         mirror=mirror,
         hands=hands,
-        observer=tools.observer,
+        observer=observer,
         publish=lambda: site.on_commit(keeper.run, plan.context),
         forks=tools.forks,
     )

@@ -22,7 +22,9 @@ def counted(press: Callable[[], object]) -> Iterator[None]:
         del number, frame
         press()
 
-    before = {number: signal.signal(number, on_signal) for number in SIGNALS}
+    # What the caller had ignored stays ignored: `nohup` means that a closed terminal is no reason to undo.
+    heeded = [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, on_signal) for number in heeded}
     try:
         yield
     finally:

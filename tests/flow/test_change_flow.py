@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gpufleet.change import journal_file
+from gpufleet.change import fence, journal_file
 from gpufleet.change.events import Ending, Goal, Progress
 from gpufleet.change.flow import Change, Tools, run_change, take_up
 from gpufleet.change.journal import Intent, opening
@@ -379,6 +379,43 @@ def test_progress_is_told_and_never_journaled(site):
     run_change(plan(the_step), tools, on_commit=site.commit, run=RUN)
     told = [event.text for event in site.seen if isinstance(event, Progress)]
     assert told == ["loading 1/3", "loading 2/3"]
+
+
+def test_an_observer_whose_terminal_is_gone_stops_nothing(site):
+    def gone(_step, _event) -> None:
+        raise OSError(5, "Input/output error")
+
+    run_change(CHAIN, site.tools(observer=gone), on_commit=site.commit, run=RUN)
+    assert site.things("a", "b") == {"a": {"a1", "a2"}, "b": {"b1", "b2"}}
+
+
+def test_a_command_that_outlives_its_connection_is_waited_for(site, monkeypatch):
+    monkeypatch.setattr(fence, "PATIENCE", 1)
+    home = site.hosts.home("a")
+    slow = 'touch "$HOME/begun"; while [ ! -e "$HOME/go" ]; do sleep 0.05; done; mkdir -p "$HOME/things"; touch "$HOME/things/a1"'
+    the_plan = plan(step("a1", "a", do=(Command(script=slow, mutates=True, timeout=100.0),)))
+    cut: list[threading.Thread] = []
+
+    def fault(host: HostName, command: Command) -> str | None:
+        if "begun" in command.script and not cut:
+            cut.append(threading.Thread(target=site.hosts.execute, args=(host, command)))
+            cut[0].start()
+            while not (home / "begun").exists():
+                site.tools().clock.sleep(0.01)
+            return LOSE_BEFORE
+        return None
+
+    def told(_step, event) -> None:
+        if isinstance(event, Progress):
+            (home / "go").touch()
+        site.seen.append(event)
+
+    site.hosts.fault = fault
+    run_change(the_plan, site.tools(observer=told), on_commit=site.commit, run=RUN)
+    cut[0].join()
+    assert any(isinstance(event, Progress) for event in site.seen)
+    assert site.things("a") == {"a": {"a1"}}
+    assert len([command for _host, command in site.hosts.ran if "begun" in command.script]) == 1
 
 
 def test_failures_are_fleet_errors(site):
