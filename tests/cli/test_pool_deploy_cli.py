@@ -25,7 +25,7 @@ pools:
     model: qwen/qwen2.5
     replicas: 2
     engine: {image: "vllm/vllm-openai:v0.20.0"}
-    gate: {every: 0.05, stall: 20, within: 60}
+    gate: {every: 0.05, stall: 100, within: 110}
 """
 
 
@@ -145,7 +145,7 @@ def test_a_saved_plan_is_carried_out_without_a_question_and_refused_when_stale(d
     definition = desk.path / "pool.yaml"
     definition.write_text(
         'pool: embed\nmodel: bge\nengine: {image: "vllm/vllm-openai:v0.20.0"}\n'
-        "gate: {every: 0.05, stall: 20, within: 60}\n"
+        "gate: {every: 0.05, stall: 100, within: 110}\n"
     )
     assert desk.json("pool", "plan", "-f", str(definition), "--save", str(plan))["outcome"] == "changes"
     assert desk.json("pool", "deploy", "--plan", str(plan))["outcome"] == "committed"

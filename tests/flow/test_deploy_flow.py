@@ -17,6 +17,7 @@ from gpufleet.errors import (
     Unplaceable,
 )
 from gpufleet.lab.faults import Fault, Kind
+from gpufleet.lab.memory import MemoryTransport
 from gpufleet.names import PoolName
 from gpufleet.pools.model import EngineWish, SliceWish
 from gpufleet.redact import Secret
@@ -163,6 +164,14 @@ def test_podman_hosts_are_given_cdi_devices(tmp_path):
     (replica,) = [one for one in site.fleet["gpu-01"].containers.containers.values() if one.wish.labels]
     assert replica.running
     assert replica.wish.cdi[0].startswith("GPU-")
+
+
+def test_a_user_without_the_runtimes_socket_deploys_by_sudo_and_a_noisy_login_does_no_harm(site):
+    transport = MemoryTransport(site.fleet, users={"gpu-01": "nodock", "gpu-02": "noisy"})
+    assert site.deploy_by(site.tools(transport=transport), site.pool()).outcome == "committed"
+    assert site.pools_containers() == {"gpu-01": ["gpu-01/0"], "gpu-02": ["gpu-02/0"]}
+    assert not site.fleet["gpu-01"].host.fs.names("/root/.gpufleet/env")
+    assert not site.fleet["gpu-02"].host.fs.names("/home/noisy/.gpufleet/env")
 
 
 def test_deletion_takes_containers_and_routes(site):
