@@ -128,7 +128,7 @@ class TransportKit:
             assert list(pool.map(one, range(12))) == [f"{number}\n" for number in range(12)]
 
     def test_a_deadline_is_lost_and_says_so(self, session: Session):
-        outcome = session.run(Command(script="sleep 300", timeout=1.0, mutates=False))
+        outcome = session.run(Command(script="sleep 30", timeout=1.0, mutates=False))
         assert isinstance(outcome, Lost)
         assert outcome.sent
         assert "1 s" in outcome.reason
@@ -206,7 +206,7 @@ class TransportKit:
 
     def test_secrets_show_in_no_outcome(self, session: Session):
         secret = Secret("hf_" + "Z" * 30)
-        outcome = session.run(Command(argv=(secret,), script="sleep 300", timeout=1.0, mutates=False))
+        outcome = session.run(Command(argv=(secret,), script="sleep 30", timeout=1.0, mutates=False))
         assert secret.reveal() not in repr(outcome)
 
 

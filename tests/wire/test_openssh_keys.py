@@ -181,7 +181,7 @@ def test_no_secret_in_any_error(tmp_path: Path, sshd: OpenSsh, reach):
     ]
     session = reach(sshd.target(**wishes))
     texts.append(
-        repr(session.run(Command(argv=(Secret(secret),), script="sleep 300", timeout=1.0, mutates=False)))
+        repr(session.run(Command(argv=(Secret(secret),), script="sleep 30", timeout=1.0, mutates=False)))
     )
     texts.append(repr(sshd.target(**wishes)))
     texts.append(sshd.log())

@@ -204,11 +204,19 @@ def open_files() -> int:
     return len(list(Path("/proc/self/fd").iterdir()))
 
 
+# What sshd leaves behind when it is killed; it ends when the test has, and at the latest after a minute.
+RUNS_ON = """
+echo ran >>"$1"
+turn=0
+while [ ! -e "$1.stop" ] && [ $turn -lt 300 ]; do sleep 0.2; turn=$((turn+1)); done
+"""
+
+
 class TestLosses:
     def test_a_connection_cut_under_a_command(self, sshd: OpenSsh, reach, tmp_path: Path):
         session = reach(sshd.target())
         count = tmp_path / "count"
-        command = Command(argv=(str(count),), script='echo ran >>"$1"; sleep 300', mutates=True)
+        command = Command(argv=(str(count),), script=RUNS_ON, mutates=True)
         with ThreadPoolExecutor(1) as pool:
             future = pool.submit(session.run, command)
             eventually(count.exists)
@@ -220,6 +228,7 @@ class TestLosses:
         # A new command opens the connection again; the old one was not sent again.
         assert ask(session, ECHO).stdout == "here\n"
         assert count.read_text() == "ran\n"
+        (tmp_path / "count.stop").touch()
 
     def test_a_server_that_is_gone(self, sshd: OpenSsh, reach):
         session = reach(sshd.target())
