@@ -30,6 +30,9 @@ S = TypeVar("S", bound=msgspec.Struct)
 SHOWN = 50
 """Problems that one error lists; the rest is counted."""
 
+NEXT = "correct it and run the command again; nothing was changed"
+"""The next step, where a problem has no better one of its own."""
+
 
 @dataclass(frozen=True, slots=True)
 class Located:
@@ -110,9 +113,9 @@ class Problems:
         unique = _in_file_order(dict.fromkeys(self.rows))
         if len(unique) == 1:
             row = unique[0]
-            raise DocumentError(row.message, where=row.where, hints=(row.hint,) if row.hint else ())
+            raise DocumentError(row.message, where=row.where, hints=(row.hint or NEXT,))
         rest = len(unique) - SHOWN
-        hints = (f"{rest} more problems are not shown",) if rest > 0 else ()
+        hints = (f"{rest} more problems are not shown", NEXT) if rest > 0 else (NEXT,)
         raise DocumentError(f"{summary}: {len(unique)} problems", rows=tuple(unique[:SHOWN]), hints=hints)
 
 

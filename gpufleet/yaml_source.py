@@ -263,7 +263,9 @@ class _Builder:
             return None
         if isinstance(top.value, dict) and value in top.value:
             first = top.value[value].line
-            self._problems.add(f"{self._file}:{line}", f"duplicate key `{value}`, first on line {first}")
+            self._problems.add(
+                f"{self._file}:{line}", f"duplicate key `{value}`, first on line {first}", "keep one of them"
+            )
             return None
         return value, line
 

@@ -232,14 +232,18 @@ def _answer(
         return Answer(command=command, fields=fields, text=text)
     parts = [f"{len(unreached)} of {len(rows)} hosts not reached"] if unreached else []
     parts += [f"{len(sick)} of {len(rows)} hosts with errors"] if sick else []
-    message = ", ".join(parts)
+    message, where = ", ".join(parts), ", ".join([*unreached, *sick])
+    hints = [hint for error in unreached.values() for hint in error.hints]
+    hints += [str(row["hint"]) for row in rows if row["host"] in sick]
     fields["error"] = {
         "code": "unreachable" if unreached else "preflight",
         "message": message,
-        "where": ", ".join([*unreached, *sick]),
-        "hints": list(dict.fromkeys(hint for error in unreached.values() for hint in error.hints)),
+        "where": where,
+        "hints": list(dict.fromkeys(hints)),
     }
-    note(f"error: {message}")
+    note(f"error: {where}: {message}")
+    for hint in dict.fromkeys(hint for error in unreached.values() for hint in error.hints[1:]):
+        note(f"hint: {hint}")  # the first stands beside its host
     return Answer(
         command=command,
         outcome="failed" if unreached else "refused",

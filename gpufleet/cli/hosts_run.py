@@ -44,9 +44,10 @@ def run(
     fields: dict[str, object] = {"hosts": rows}
     if worst is not ExitCode.OK:
         bad = [str(row["host"]) for row in rows if row["status"] != "ok"]
-        message = f"{len(bad)} of {len(rows)} hosts did not end with status 0"
-        fields["error"] = {"code": _CODES[worst], "message": message, "where": ", ".join(bad), "hints": []}
-        note(f"error: {message}: {', '.join(bad)}")
+        message, where = f"{len(bad)} of {len(rows)} hosts did not end with status 0", ", ".join(bad)
+        hints = list(dict.fromkeys(str(row["hint"]) for row in rows if row["hint"]))
+        fields["error"] = {"code": _CODES[worst], "message": message, "where": where, "hints": hints}
+        note(f"error: {where}: {message}")
     return Answer(
         command="hosts run",
         outcome="ok" if worst is ExitCode.OK else _OUTCOMES[worst],
@@ -85,11 +86,12 @@ def _exit(outcome: Timed | FleetError) -> ExitCode:
 
 def _row(name: HostName, outcome: Timed | FleetError) -> Mapping[str, object]:
     match outcome:
-        case FleetError(summary=summary, hints=hints):
+        case FleetError(summary=summary, hints=hints, code=code):
             return {
                 "host": name,
                 "status": "unreachable",
                 "phase": "connect",
+                "code": code,
                 "reason": summary,
                 "hint": hints[0] if hints else "",
                 "duration_s": None,
@@ -123,4 +125,5 @@ def _lines(row: Mapping[str, object]) -> list[str]:
     lines += [f"{name} ! {line}" for line in str(row.get("stderr", "")).splitlines()]
     if row["status"] != "ok":
         lines.append(f"{name} # {row['reason']}")
+        lines += [f"{name} # fix: {row['hint']}"] if row["hint"] else []
     return lines

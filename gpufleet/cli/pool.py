@@ -87,7 +87,7 @@ def deploy(  # options, given by name
         else:
             pool, expected = wishes.wanted(tools.inventory, tools.store, name, file, changes), ""
         command = f"pool deploy {pool.name}"
-        prepared = prepare(tools, pool, command=command, dry=dry_run or check)
+        prepared = prepare(tools, pool, command=command)
         wishes.refuse_stale(prepared, expected, plan)
         if dry_run or check:
             raise finish(pool_text.plan_answer("pool deploy", prepared, check=check))
@@ -120,7 +120,7 @@ def plan_pool(  # options, given by name
     changes = wishes.changes_of(model, hosts, replicas, algorithm, image, engine_arg, gpus, mig)
     with _tools() as tools:
         pool = wishes.wanted(tools.inventory, tools.store, name, file, changes)
-        prepared = prepare(tools, pool, command=f"pool plan {pool.name}", dry=True)
+        prepared = prepare(tools, pool, command=f"pool plan {pool.name}")
     if save is not None:
         wishes.save(prepared, save)
     raise finish(pool_text.plan_answer("pool plan", prepared, check=check))

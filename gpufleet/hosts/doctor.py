@@ -81,7 +81,10 @@ SYMPTOMS: dict[str, _Entry] = {
         needs_gpu=True,
     ),
     "sudo-refused": _Entry(
-        _ERROR, "sudo did not take the password: {detail}", "check the value behind `sudo_password`"
+        _ERROR,
+        "{detail}",
+        "give or correct `sudo_password`, a reference such as ${env:SUDO_PASSWORD};"
+        " `sudo -l` on the host tells what the user may do",
     ),
     "toolkit-missing": _Entry(
         _ERROR,
@@ -195,6 +198,10 @@ def _filled(text: str, symptom: Symptom) -> str:
     return text.replace("{detail}", symptom.detail)
 
 
+_EXPLAIN = frozenset({"gpu-lost", "sudo-refused"})
+"""Symptoms that explain a silence although they are named after something else."""
+
+
 def _silences(facts: HostFacts) -> Iterator[Finding]:
     """Answers that are missing and that no symptom explains."""
     codes = {symptom.code for symptom in facts.symptoms}
@@ -206,7 +213,7 @@ def _silences(facts: HostFacts) -> Iterator[Finding]:
         ("", facts.disks, "disks-unknown", "the free space"),
     )
     for prefix, fact, code, what in named:
-        explained = prefix and any(known.startswith(prefix) or known == "gpu-lost" for known in codes)
+        explained = prefix and any(known.startswith(prefix) or known in _EXPLAIN for known in codes)
         follows = fact is facts.containers and isinstance(facts.runtime, Unknown)
         if isinstance(fact, Unknown) and not explained and not follows:
             yield Finding(
@@ -234,6 +241,8 @@ def _sudo(facts: HostFacts, host: Host | None) -> Iterator[Finding]:
         return
     if facts.sudo != Known(False) or facts.user == Known("root"):
         return
+    if any(symptom.code == "sudo-refused" for symptom in facts.symptoms):
+        return  # said already, with the reason
     user = facts.user.value if isinstance(facts.user, Known) else "the user"
     yield Finding(
         code="sudo-password",

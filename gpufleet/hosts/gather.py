@@ -17,6 +17,7 @@ from gpufleet.inventory.model import Become, Connection, Host
 from gpufleet.names import HostName
 from gpufleet.remote.fanout import fanout
 from gpufleet.remote.result import Exit, Lost
+from gpufleet.remote.sudo import SudoFailure, meaning
 from gpufleet.remote.transport import Session, Transport
 
 Observer = Callable[[HostName, float], None]
@@ -94,7 +95,7 @@ def ask(session: Session, host: Host, *, clock: Clock) -> HostFacts:
         return facts
     again = _ask_as_root(session, host, sections)
     if isinstance(again, Symptom):
-        return replace(facts, symptoms=(*facts.symptoms, again))
+        return replace(facts, symptoms=(again, *facts.symptoms))
     return compose(host.name, sections, at=at, noisy_login=noisy, root_sections=again)
 
 
@@ -104,7 +105,7 @@ def _needs_password(host: Host, facts: HostFacts) -> bool:
         isinstance(facts.runtime, Unknown)
         and host.sudo_password is not None
         and host.become is not Become.NEVER
-        and any(symptom.code == "runtime-refused" for symptom in facts.symptoms)
+        and any(symptom.code in {"runtime-refused", "sudo-refused"} for symptom in facts.symptoms)
     )
 
 
@@ -120,6 +121,6 @@ def _ask_as_root(
         case Lost(reason=reason):
             return Symptom("runtime-silent", reason)
         case Exit(sudo_refused=slug) if slug:
-            return Symptom("sudo-refused", slug.replace("-", " "))
+            return Symptom("sudo-refused", meaning(SudoFailure(slug)))
         case _:
             return script.parse(answer.stdout, answer.stderr)

@@ -19,15 +19,15 @@ from gpufleet.located import did_you_mean
 from gpufleet.names import HostName
 
 
-def select(inventory: Inventory, words: Sequence[str]) -> tuple[Host, ...]:
-    """The hosts that `words` name; no word at all names none.
+def select(inventory: Inventory, words: Sequence[str], *, where: str = "") -> tuple[Host, ...]:
+    """The hosts that `words` name; no word at all names none. `where` is `file:line` of a selector in a file.
 
     Raises:
         SelectionError: a word that matches nothing, also behind `!`, or an empty selection.
     """
     terms = [term.strip() for word in words for term in word.split(",") if term.strip()]
     if not terms:
-        raise SelectionError("no host is selected", hints=("`all` selects every host",))
+        raise SelectionError("no host is selected", where=where, hints=("`all` selects every host",))
     taken: set[HostName] = set()
     removed: set[HostName] = set()
     rows: list[ErrorRow] = []
@@ -38,22 +38,24 @@ def select(inventory: Inventory, words: Sequence[str]) -> tuple[Host, ...]:
             rows.append(_nothing(inventory, bare))
         (removed if term.startswith("!") else taken).update(found)
     if rows:
-        raise _unknown(rows)
+        raise _unknown(rows, where)
     if all(term.startswith("!") for term in terms):
         taken = set(inventory.hosts)
     hosts = tuple(host for name, host in inventory.hosts.items() if name in taken - removed)
     if not hosts:
         raise SelectionError(
-            f"`{','.join(terms)}` leaves no host", hints=("every host was taken away again",)
+            f"`{','.join(terms)}` leaves no host",
+            where=where,
+            hints=("every host was taken away again: take a `!` word out",),
         )
     return hosts
 
 
-def _unknown(rows: Sequence[ErrorRow]) -> SelectionError:
+def _unknown(rows: Sequence[ErrorRow], where: str) -> SelectionError:
     if len(rows) == 1:
         hints = (rows[0].hint,) if rows[0].hint else ()
-        return SelectionError(rows[0].message, hints=hints)
-    return SelectionError(f"{len(rows)} words of the selector match nothing", rows=tuple(rows))
+        return SelectionError(rows[0].message, where=where, hints=hints)
+    return SelectionError(f"{len(rows)} words of the selector match nothing", where=where, rows=tuple(rows))
 
 
 def _matching(inventory: Inventory, term: str) -> set[HostName]:

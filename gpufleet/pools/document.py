@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Annotated, Any, Literal, get_args
 
 import msgspec
@@ -126,7 +127,9 @@ def to_model(source: Located, problems: Problems, name: str = "") -> Pool | None
             problems.add(
                 source.at("members", replica), f"`{replica}` is no replica", "write HOST/N: gpu-01/0"
             )
-    return None if len(problems.rows) > before else _built(document, name)
+    if len(problems.rows) > before:
+        return None
+    return replace(_built(document, name), hosts_at=source.at("hosts").where)
 
 
 def from_model(pool: Pool) -> dict[str, Any]:

@@ -74,6 +74,7 @@ class Pool:
         served_name: the name clients use; `model` when empty.
         hosts: a selector.
         weights: directory on the host that is mounted read-only at the same path, or None.
+        hosts_at: where the selector was written, `file:line`; for messages alone.
     """
 
     name: PoolName
@@ -90,6 +91,7 @@ class Pool:
     strategy: str = "all-at-once"
     members: tuple[Member, ...] = ()
     owner: str = ""
+    hosts_at: str = field(default="", compare=False)
 
     @property
     def public_name(self) -> str:

@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 
 from gpufleet.clock import Clock
-from gpufleet.errors import DocumentError, PreflightFailed
+from gpufleet.errors import DocumentError, PreflightFailed, StalePlan
 from gpufleet.names import PoolName
 from gpufleet.pools import record as records
 from gpufleet.pools import routes
@@ -107,19 +107,33 @@ class PoolStore:
         """Where the engine key of a pool is."""
         return self._directory.absolute() / "keys" / name
 
-    def key(self, name: PoolName, *, create: bool) -> Secret[str] | None:
-        """The key that the pool's engines ask for; made when there is none and `create` is set."""
+    def key(self, name: PoolName) -> Secret[str] | None:
+        """The key that the pool's engines ask for; None when there is none yet."""
         path = self.key_path(name)
-        reference = f"${{file:{path}}}"
-        with self._lock("keys.lock") if create else contextlib.nullcontext():
-            content = _read(path)
-            if content is not None:
-                return Secret(content.decode("ascii").strip(), reference=reference)
-            if not create:
-                return None
-            value = f"gfk-{secrets.token_urlsafe(32)}"
-            _write(path, f"{value}\n".encode("ascii"), 0o600)
-            return Secret(value, reference=reference)
+        content = _read(path)
+        if content is None:
+            return None
+        return Secret(content.decode("utf-8", "replace").strip(), reference=f"${{file:{path}}}")
+
+    def new_key(self, name: PoolName) -> Secret[str]:
+        """A key to plan with; nothing is written until it is kept."""
+        return Secret(f"gfk-{secrets.token_urlsafe(32)}", reference=f"${{file:{self.key_path(name)}}}")
+
+    def keep_key(self, name: PoolName, key: Secret[str]) -> None:
+        """Write the key of a plan that is about to be carried out.
+
+        Raises:
+            StalePlan: somebody else made one since the plan.
+        """
+        with self._lock("keys.lock"):
+            known = self.key(name)
+            if known is None:
+                _write(self.key_path(name), f"{key.reveal()}\n".encode("ascii"), 0o600)
+            elif known != key:
+                raise StalePlan(
+                    f"another command made the key of pool {name} since the plan was made; nothing was changed",
+                    hints=("run the command again: it plans anew",),
+                )
 
     @contextlib.contextmanager
     def _lock(self, name: str) -> Iterator[None]:

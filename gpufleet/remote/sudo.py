@@ -79,6 +79,11 @@ def classify(stderr: str) -> SudoFailure:
     return SudoFailure.OTHER
 
 
+def meaning(failure: SudoFailure) -> str:
+    """The reason in words, one line."""
+    return _MEANING[failure][0]
+
+
 def refusal(answer: Exit, host: str) -> SudoRefused | None:
     """The error to raise when sudo, and not the command, gave this answer; None otherwise."""
     if not answer.sudo_refused:

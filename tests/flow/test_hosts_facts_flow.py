@@ -143,6 +143,25 @@ def test_sudo_with_a_password():
     assert codes(wrong) == ["runtime-refused", "sudo-refused"]
 
 
+def test_always_through_sudo():
+    """Nothing but sudo is tried, so what it says is the finding, and what it opens is used by later commands."""
+    always = Host(name=NAME, address=Address("127.0.0.1"), become=Become.ALWAYS)
+    seen = look(user="nodock", host=always)
+    assert codes(seen, always) == []
+    assert isinstance(seen.runtime, Known)
+    assert seen.runtime.value.needs_sudo is True
+    root = look(user="root", host=always)
+    assert isinstance(root.runtime, Known)
+    assert root.runtime.value.needs_sudo is False
+    refused = look(user="nosudo", host=always)
+    assert codes(refused, always) == ["sudo-refused"]
+    asking = replace(always, sudo_password=Secret("correct horse"))
+    opened = look(user="pwops", host=asking, password="correct horse")
+    assert codes(opened, asking) == []
+    wrong = diagnose(look(user="pwops", host=asking, password="not it"), asking)
+    assert wrong[0].message == "sudo does not accept the password"
+
+
 def test_a_noisy_login():
     seen = look(user="noisy")
     assert codes(seen) == ["noisy-login"]

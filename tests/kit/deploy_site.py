@@ -87,7 +87,7 @@ class Site:
 
     def changes(self, pool: Pool | None = None) -> bool:
         """`pool deploy --check`."""
-        return prepare(self.tools(), pool or self.pool(), command="pool plan chat", dry=True).changes
+        return prepare(self.tools(), pool or self.pool(), command="pool plan chat").changes
 
     def delete(self, *faults: Fault) -> Done:
         """`pool delete`, confirmed."""

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from gpufleet.errors import DocumentError
-from gpufleet.located import Located, Problems, convert, did_you_mean
+from gpufleet.located import NEXT, Located, Problems, convert, did_you_mean
 from gpufleet.yaml_source import parse
 
 
@@ -74,7 +74,7 @@ def test_one_problem_is_the_error_itself_and_several_are_rows():
     with pytest.raises(DocumentError, match="wrong: 61 problems") as many:
         problems.raise_if_any("wrong")
     assert len(many.value.rows) == 50
-    assert many.value.hints == ("11 more problems are not shown",)
+    assert many.value.hints == ("11 more problems are not shown", NEXT)
 
 
 def test_plain_values_can_be_located_too():

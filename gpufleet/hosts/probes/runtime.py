@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from gpufleet.hosts.model import Fact, Known, RuntimeFact, Symptom, Unknown
 from gpufleet.hosts.probes.script import PLACES, Section
 from gpufleet.hosts.probes.system import pairs
+from gpufleet.remote.sudo import SudoFailure, classify, meaning
 
 _REFUSED = re.compile(r"permission denied", re.IGNORECASE)
 _DOWN = re.compile(
@@ -68,8 +69,8 @@ def _runtime(
         return Unknown(f"{reason}; looked in {tried}"), (Symptom("runtime-missing", tried),)
     answered = sections.get("version-sudo")
     needs_sudo = answered is not None and answered.ok
-    if answered is None or not answered.ok:
-        answered = sections.get("version")
+    if not needs_sudo:  # with `become: always` nothing but sudo was tried
+        answered = sections.get("version", answered)
     if answered is None or not answered.ok:
         return _no_answer(kind, path, answered, user)
     info = _info(sections.get("info"))
@@ -113,6 +114,10 @@ def _no_answer(
         return Unknown(f"{path} gave no answer"), (Symptom("runtime-silent", path),)
     words = f"{answered.text}\n{answered.errors}"
     reason = answered.reason()
+    failure = classify(words)
+    if answered.name == "version-sudo" and failure is not SudoFailure.OTHER:
+        said = meaning(failure)
+        return Unknown(said), (Symptom("sudo-refused", said),)
     if _REFUSED.search(words):
         who = user or "this user"
         return Unknown(f"{kind} refuses {who}: permission denied on its socket"), (

@@ -134,12 +134,16 @@ if [ -n "$path" ]; then
     docker) format='{{{{.Server.Version}}}}' ;;
     *) format='{{{{.Client.Version}}}}' ;;
   esac
-  if [ "$become" = always ]; then through='sudo -n'; fi
-  begin version
+  asked=version
+  if [ "$become" = always ] && [ "$(id -u)" != 0 ]; then
+    through='sudo -n'
+    asked=version-sudo
+  fi
+  begin "$asked"
   answer=$($limit $through "$path" version --format "$format" 2>&1 </dev/null)
   status=$?
   printf '%s\\n' "$answer"
-  end version "$status"
+  end "$asked" "$status"
   case $become:$status:$answer in
     auto:0:*) ;;
     auto:*:*ermission\\ denied*|auto:*:*rootless*)

@@ -154,7 +154,8 @@ def test_a_wrong_sudo_password_is_told():
         HostName("good")
     ]
     assert isinstance(seen, HostFacts)
-    assert [symptom.code for symptom in seen.symptoms] == ["runtime-refused", "sudo-refused"]
+    assert [symptom.code for symptom in seen.symptoms] == ["sudo-refused", "runtime-refused"]
+    assert seen.symptoms[0].detail == "sudo does not accept the password"
 
 
 def test_this_machine_in_earnest():

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from gpufleet.errors import DocumentError, PreflightFailed
+from gpufleet.errors import DocumentError, PreflightFailed, StalePlan
 from gpufleet.names import HostName, PoolName, ReplicaId
 from gpufleet.pools import document, membership, record
 from gpufleet.pools.model import Endpoint, MemberState, Pool
@@ -69,10 +69,17 @@ def test_a_damaged_table_is_named_and_never_overwritten(store):
 
 
 def test_a_key_is_made_once_and_only_its_owner_reads_it(store):
-    assert store.key(PoolName("chat"), create=False) is None
-    key = store.key(PoolName("chat"), create=True)
-    assert key.reveal() == store.key(PoolName("chat"), create=True).reveal()
-    assert key.reveal() != store.key(PoolName("other"), create=True).reveal()
+    assert store.key(PoolName("chat")) is None
+    key = store.new_key(PoolName("chat"))
+    assert store.key(PoolName("chat")) is None
+    assert not store.key_path(PoolName("chat")).parent.exists()
+    store.keep_key(PoolName("chat"), key)
+    store.keep_key(PoolName("chat"), key)
+    assert store.key(PoolName("chat")) == key
+    assert key != store.new_key(PoolName("other"))
+    with pytest.raises(StalePlan):
+        store.keep_key(PoolName("chat"), store.new_key(PoolName("chat")))
+    assert store.key(PoolName("chat")) == key
     path = store.key_path(PoolName("chat"))
     assert key.reference == f"${{file:{path}}}"
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
@@ -115,7 +122,7 @@ def test_a_state_directory_that_is_a_file_is_named(tmp_path, clock):
     (tmp_path / "state").write_text("")
     blocked = PoolStore(tmp_path / "state", clock)
     for attempt in (
-        lambda: blocked.key(PoolName("chat"), create=True),
+        lambda: blocked.keep_key(PoolName("chat"), blocked.new_key(PoolName("chat"))),
         lambda: blocked.publish(lambda table: table),
     ):
         with pytest.raises(PreflightFailed) as caught:
