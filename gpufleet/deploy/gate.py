@@ -1,7 +1,8 @@
 """The looks at a deploy's steps and what they must show; above all whether a new replica is ready.
 
 One script a look asks everything on the host itself, so that no port need be open to us: the container's state,
-/health, the name in /v1/models, a few streamed tokens, and the end of the log. Its answer is plain text with
+/health, the name in /v1/models, a few streamed tokens, and the end of the log. What the container received from
+the network counts as progress too, because vLLM downloads weights for minutes without a word. Its answer is plain text with
 headings; `ready` judges it and is pure, so that another process can judge the same look after a crash.
 
 The engine's key reaches curl by its standard input. Where a host has no curl, the container's own python asks.
@@ -25,6 +26,8 @@ RESTARTS_ALLOWED = 3
 """As the restart policy until readiness; a runtime whose policies cannot be changed goes on restarting."""
 
 SHOWN_LINES = 12
+TRAFFIC_STEP_MIB = 16
+"""Received from the network, this much is progress; our own questions bring a few KiB."""
 
 PYTHON = """
 import sys, urllib.error, urllib.request
@@ -54,7 +57,7 @@ if [ -z "$id" ]; then
   echo "gone 0 0 false"
   exit 0
 fi
-state=$("$runtime" inspect --format '{{.State.Status}} {{.State.ExitCode}} {{.RestartCount}} {{.State.OOMKilled}}' "$id") || exit 1
+state=$("$runtime" inspect --format '{{.State.Status}} {{.State.ExitCode}} {{.RestartCount}} {{.State.OOMKilled}} {{.State.Pid}}' "$id") || exit 1
 ask() {
   if command -v curl >/dev/null 2>&1; then
     if [ -n "$2" ]; then
@@ -75,7 +78,10 @@ running*)
   answer=$(ask "$health" '' 5)
   echo "== health"
   printf '%s\\n' "$answer"
-  if [ "${answer##*status }" = 200 ]; then
+  if [ "${answer##*status }" != 200 ]; then
+    echo "== network"
+    cat "/proc/${state##* }/net/dev" 2>/dev/null
+  else
     answer=$(ask /v1/models '' 10)
     echo "== models"
     printf '%s\\n' "$answer"
@@ -101,8 +107,9 @@ echo "== log"
 exit 0
 """
 
-_HEADINGS = ("state", "health", "models", "tokens", "log")
+_HEADINGS = ("state", "health", "network", "models", "tokens", "log")
 _STATUS = re.compile(r"\nstatus (\d+)\s*$")
+_INTERFACE = re.compile(r"\s*([^\s:]+):\s*(\d+)\s")
 _NUMBERS = re.compile(r"\d+")
 
 
@@ -130,6 +137,7 @@ class Seen:
     health: Answer
     models: Answer
     tokens: Answer
+    received_mib: int
     log: str
 
 
@@ -162,8 +170,15 @@ def read(text: str) -> Seen | None:
         health=Answer.of(parts.get("health")),
         models=Answer.of(parts.get("models")),
         tokens=Answer.of(parts.get("tokens")),
+        received_mib=_received(parts.get("network", "")) >> 20,
         log=parts.get("log", ""),
     )
+
+
+def _received(text: str) -> int:
+    """Bytes that came in over every interface but the loopback, from /proc/net/dev."""
+    counts = (_INTERFACE.match(line) for line in text.splitlines())
+    return sum(int(found[2]) for found in counts if found and found[1] != "lo")
 
 
 def ready(answer: Exit, data: tuple[str, ...]) -> Verdict:
@@ -257,7 +272,9 @@ def _waits(seen: Seen, reason: str) -> Waits:
     """Progress is what is waited for, the phase, and the last line without its numbers: a clock is no progress."""
     phase, last = diagnose.phase(seen.log), _last_line(seen.log)
     crashes = f", restarted {seen.restarts} times" if seen.restarts else ""
-    told = "; ".join(part for part in (f"{reason}{crashes}", phase) if part)
+    steps = seen.received_mib // TRAFFIC_STEP_MIB * TRAFFIC_STEP_MIB
+    traffic = f"{steps} MiB received" if steps else ""
+    told = "; ".join(part for part in (f"{reason}{crashes}", phase, traffic) if part)
     moved = _NUMBERS.sub("", last)
     return Waits(
         progress=scrub(f"{told}: {moved}" if moved else told),

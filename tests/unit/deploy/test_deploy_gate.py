@@ -25,9 +25,9 @@ def sse(*pieces, key="content", done=True, field="delta"):
 MODELS = json.dumps({"object": "list", "data": [{"id": "chat", "object": "model"}]})
 
 
-def look(state="running 0 0 false", health=None, models=None, tokens=None, log=""):
+def look(state="running 0 0 false 77", health=None, models=None, tokens=None, log="", network=None):
     parts = ["== state", state]
-    for name, text in (("health", health), ("models", models), ("tokens", tokens)):
+    for name, text in (("health", health), ("network", network), ("models", models), ("tokens", tokens)):
         if text is not None:
             parts += [f"== {name}", text]
     return Exit(code=0, stdout="\n".join([*parts, "== log", log, ""]))
@@ -153,6 +153,27 @@ def test_progress_moves_with_phases_and_shards_and_not_with_clocks():
     assert progress("INFO Starting to load model x...") != progress(
         "INFO Model loading took 1 GiB and 2 seconds"
     )
+
+
+NETWORK = """\
+Inter-|   Receive                                                |  Transmit
+ face |bytes    packets errs drop fifo frame compressed multicast|bytes    packets errs drop fifo colls carrier
+    lo: {lo} 0 0 0 0 0 0 0 999999999999 0 0 0 0 0 0 0
+  eth0: {eth} 16 0 0 0 0 0 0 999999999999 4 0 0 0 0 0 0
+"""
+
+
+def test_a_silent_download_is_progress_and_our_own_questions_are_not():
+    def progress(**received):
+        verdict = judge(
+            look(health=http(0), log="INFO Starting to load model x...", network=NETWORK.format(**received))
+        )
+        assert isinstance(verdict, Waits)
+        return verdict.progress
+
+    assert progress(lo=0, eth=2 << 30) != progress(lo=0, eth=3 << 30)
+    assert "2048 MiB received" in progress(lo=0, eth=2 << 30)
+    assert progress(lo=0, eth=1 << 20) == progress(lo=5 << 30, eth=2 << 20)
 
 
 def test_a_log_cannot_forge_the_answers_before_it():
