@@ -23,6 +23,8 @@ app = typer.Typer(
     add_completion=False,
 )
 
+_LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
+
 Routes = Annotated[
     Path | None,
     typer.Option(
@@ -84,10 +86,10 @@ def _greet(config: ProxyConfig, started: Started) -> None:
     note(f"serving at http://{started.listen}/v1, status at http://{started.admin}/")
     if not len(started.state.directory) and not config.allow_anonymous:
         warn("there is no token, so every request is refused; make one with `gpufleet token create NAME`")
-    if config.listen.host not in {"127.0.0.1", "::1", "localhost"}:
-        warn(
-            f"{config.listen} is reached from other machines, and without TLS: put a TLS proxy in front of it"
-        )
+    if config.listen.host not in _LOOPBACK:
+        warn(f"{config.listen} is reached from other machines, without TLS: put a TLS proxy in front of it")
+    if config.admin.host not in _LOOPBACK:
+        warn(f"{config.admin} is reached from other machines, and whoever reaches it may drain members")
 
 
 @app.command()

@@ -10,6 +10,7 @@ import contextlib
 import errno
 import gc
 import logging
+import resource
 import signal
 import sqlite3
 from collections.abc import Callable
@@ -66,8 +67,16 @@ async def serve(
 def run(config: ProxyConfig, *, on_started: Callable[[Started], None] | None = None) -> None:
     """Serve in this process until SIGTERM or SIGINT."""
     gc.set_threshold(50_000, 50, 50)  # long-lived state, short-lived requests without cycles
+    _allow_many_connections()
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
         runner.run(serve(config, on_started=on_started, signals=True))
+
+
+def _allow_many_connections() -> None:
+    """Two sockets a stream: the usual soft limit of 1,024 files would end at 500 streams."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
