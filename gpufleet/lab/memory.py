@@ -174,7 +174,7 @@ class MemorySession:
 
 
 def _late(command: Command) -> Lost:
-    return Lost(reason=f"no answer within {command.timeout:g} s; the process was ended", sent=True)
+    return Lost(reason=f"no answer within {command.timeout:g} s; the remote process was ended", sent=True)
 
 
 def text_of(command: Command) -> str:

@@ -27,8 +27,6 @@ from gpufleet.lab.simcontainer import ContainerEngine
 from gpufleet.lab.sshd import LabServer
 from gpufleet.lab.vllm.spec import EngineSpec
 
-MOST_HOSTS = 250
-
 
 class RunningLab:
     """Hosts and engines that are up; use as a context manager.

@@ -116,6 +116,8 @@ class Process:
     command: str
     started: float
     signal: int = 0
+    until: float | None = None
+    """When a job in the background would end by itself."""
 
 
 def standard_users() -> dict[str, User]:
@@ -288,6 +290,9 @@ class SimHost:
     def signal(self, pid: int, number: int) -> bool:
         """Send a signal; False when there is no such process. Signal 0 only asks."""
         process = self.processes.get(pid)
+        if process is not None and process.until is not None and self.clock.monotonic() >= process.until:
+            self.finish(pid)
+            process = None
         if process is None:
             return False
         if number:

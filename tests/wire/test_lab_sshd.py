@@ -6,6 +6,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
+import paramiko
 import pytest
 
 from gpufleet.clock import SystemClock
@@ -150,3 +151,16 @@ def test_a_noisy_login(reach):
     _, transport = reach(user="noisy")
     session = transport.open(HOST)
     assert session.run(Command(script="echo x", mutates=False)) == Exit(code=0, stdout="x\n")
+
+
+def test_the_eleventh_session_of_a_connection_is_refused(served):
+    lab = served.fleet[HOST]
+    with paramiko.Transport((lab.host.address, served.port)) as connection:
+        key = paramiko.ECDSAKey.from_private_key_file(str(served.folder.key))
+        connection.connect(username="ops", pkey=key)
+        channels = [connection.open_session(timeout=30.0) for _ in range(10)]
+        with pytest.raises(paramiko.ChannelException) as refused:
+            connection.open_session(timeout=30.0)
+        assert refused.value.code == 2
+        for channel in channels:
+            channel.close()

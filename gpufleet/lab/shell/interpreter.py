@@ -43,7 +43,7 @@ from gpufleet.lab.shell.syntax import (
     Subshell,
     Unsupported,
 )
-from gpufleet.lab.simhost import Killed, SimHost
+from gpufleet.lab.simhost import SimHost
 
 STEPS = 150_000
 """Commands that one script may run; a loop without end is a fault of the script."""
@@ -279,6 +279,9 @@ class Shell(Expansion, Programs):
             status = self.run_child(command, fds={0: Reader()})
         except Parked as parked:
             self.shared.parked[pid] = parked.args[0]
+            self.host.processes[pid].until = (
+                self.host.clock.monotonic() + parked.args[0] - self.shared.elapsed
+            )
         else:
             self.shared.finished[pid] = status
             self.host.finish(pid)
@@ -367,20 +370,6 @@ class Shell(Expansion, Programs):
         """A line of the shell itself on standard error."""
         self.sink(2).write(f"{self.name}: 1: {text}\n")
         return status
-
-    def signal(self, pid: int, number: int) -> bool:
-        """Send a signal; one to a shell that waits for this command ends it at once."""
-        if not self.host.signal(pid, number):
-            return False
-        if number and pid in self.shared.pids:
-            action = self.traps.get({15: "TERM", 2: "INT", 1: "HUP"}.get(number, ""))
-            if action is None or number == 9:
-                raise Killed(number)
-            self.host.processes[pid].signal = 0
-            self.run_lines(action)
-        elif number and self.shared.parked.get(pid) is None and number in {9, 15}:
-            self.host.finish(pid)
-        return True
 
     # -- time --------------------------------------------------------------------------------------------------
 

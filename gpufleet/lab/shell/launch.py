@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, cast
 
 from gpufleet.lab.shell.builtins import REFUSED
-from gpufleet.lab.shell.call import Call, Program
+from gpufleet.lab.shell.call import Call, Program, Shared
 from gpufleet.lab.shell.redirect import Redirections
 from gpufleet.lab.shell.streams import Reader
 from gpufleet.lab.shell.syntax import Unsupported
 from gpufleet.lab.simfs import FsError
+from gpufleet.lab.simhost import Killed
 
 if TYPE_CHECKING:
     from gpufleet.lab.shell.interpreter import Shell
@@ -20,6 +21,12 @@ class Programs(Redirections):
 
     variables: dict[str, str]
     exported: set[str]
+    shared: Shared
+    traps: dict[str, str]
+
+    def run_lines(self, text: str) -> None:
+        """Run script text as part of this shell."""
+        raise NotImplementedError
 
     def environment(self) -> dict[str, str]:
         """The exported variables."""
@@ -71,3 +78,17 @@ class Programs(Redirections):
         elif "/" not in name and name in REFUSED:
             raise Unsupported(name)
         return self.complain(f"{name}: not found", 127)
+
+    def signal(self, pid: int, number: int) -> bool:
+        """Send a signal; one to a shell that waits for this command ends it at once."""
+        if not self.host.signal(pid, number):
+            return False
+        if number and pid in self.shared.pids:
+            action = self.traps.get({15: "TERM", 2: "INT", 1: "HUP"}.get(number, ""))
+            if action is None or number == 9:
+                raise Killed(number)
+            self.host.processes[pid].signal = 0
+            self.run_lines(action)
+        elif number and self.shared.parked.get(pid) is None and number in {9, 15}:
+            self.host.finish(pid)
+        return True

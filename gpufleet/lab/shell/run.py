@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gpufleet.lab.shell.call import Shared
+from gpufleet.lab.shell.call import DeadlinePassed, Shared
 from gpufleet.lab.shell.interpreter import Shell
 from gpufleet.lab.shell.streams import Capture, Reader, Sink, byte_text
 from gpufleet.lab.shell.syntax import Unsupported
@@ -60,6 +60,16 @@ def run_shell(
         code = 2
     except Killed as killed:
         code, signalled = 128 + killed.signal, True
+        _end_jobs(host, shared)
+    except DeadlinePassed:
+        _end_jobs(host, shared)
+        raise
     captured = [stream.text() if isinstance(stream, Capture) else "" for stream in (out, err)]
     stdout, stderr = (text.encode("latin-1") for text in captured)
     return Ended(code=code, stdout=stdout, stderr=stderr, killed=signalled)
+
+
+def _end_jobs(host: SimHost, shared: Shared) -> None:
+    """Jobs in the background belong to the group that was ended."""
+    for pid in shared.parked:
+        host.finish(pid)

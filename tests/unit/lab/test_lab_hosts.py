@@ -113,6 +113,13 @@ def test_a_process_that_ended_is_gone_from_proc(host):
     assert host.host.processes == {}
 
 
+def test_a_job_in_the_background_ends_when_its_time_has_come(host):
+    pid = out(host, "sleep 20 >/dev/null & echo $!").strip()
+    assert host.sh(f"kill -0 {pid}").code == 0
+    host.host.clock.sleep(21)
+    assert host.sh(f"kill -0 {pid}").code == 1
+
+
 def test_time_passes_by_sleeping_only(host):
     assert out(host, "a=$(date +%s); sleep 90; b=$(date +%s); echo $((b - a))") == "90\n"
     assert host.sh("timeout 5 sh -c 'timeout 50 sleep 60'; echo $?").stdout == b"124\n"
