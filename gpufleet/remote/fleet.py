@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from gpufleet.clock import Clock
@@ -48,7 +50,8 @@ class FleetTransport:
 
     def over_ssh(self) -> SshTransport:
         """The SSH side, for what only it can answer, such as a host's key."""
-        from gpufleet.remote.ssh import SshTransport  # noqa: PLC0415 costs a fifth of a second, and some never need it
+        with _without("invoke"):
+            from gpufleet.remote.ssh import SshTransport  # noqa: PLC0415 costs a fifth of a second, and some never need it
 
         with self._lock:
             if self._ssh is None:
@@ -63,3 +66,20 @@ class FleetTransport:
             ssh, self._ssh = self._ssh, None
         if ssh is not None:
             ssh.close()
+
+
+@contextlib.contextmanager
+def _without(name: str) -> Iterator[None]:
+    """Keep a module from being imported meanwhile.
+
+    paramiko takes `invoke` for `Match exec` in its own reader of ssh_config, which nothing here uses, goes without
+    it when it is absent, and would spend a third of its import on it.
+    """
+    if name in sys.modules:
+        yield
+        return
+    sys.modules[name] = None  # type: ignore[assignment]  # the documented way to make an import fail
+    try:
+        yield
+    finally:
+        del sys.modules[name]

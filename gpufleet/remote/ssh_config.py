@@ -3,25 +3,39 @@
 from __future__ import annotations
 
 import getpass
+import glob
 import os
+import shutil
 import subprocess  # noqa: TID251 this is the one question to another program that this room asks
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 from gpufleet.errors import HostUnreachable
 from gpufleet.remote import ssh_options
 from gpufleet.remote.environment import without_secrets
+from gpufleet.remote.ssh_alike import Patterns, for_host, patterns
 from gpufleet.remote.ssh_options import Asked, SshOptions
 from gpufleet.remote.target import Target
 
+SYSTEM = "/etc/ssh/ssh_config"
+STOCK = "/usr/bin/ssh"
+"""The build whose system-wide file is known; another one may read a file that we do not."""
+
 
 class SshConfig:
-    """Answers of `ssh -G`, each asked once a process. Safe to use from several threads."""
+    """Answers of `ssh -G`, each asked once a process. Safe to use from several threads.
+
+    Hosts of which the configuration speaks alike share one answer: starting `ssh` costs more than a whole login.
+    """
 
     def __init__(self, program: str = "ssh") -> None:
         self._program = program
         self._answers: dict[Asked, SshOptions] = {}
+        self._shared: dict[tuple[Asked, tuple[bool, ...]], tuple[str, str]] = {}
+        self._patterns: dict[str | None, Patterns] = {}
         self._lock = threading.Lock()
+        self._asking = threading.Lock()
 
     def route(self, target: Target) -> tuple[SshOptions, ...]:
         """All hops to a target; raises `HostUnreachable` when the configuration cannot be read."""
@@ -41,12 +55,53 @@ class SshConfig:
         with self._lock:
             known = self._answers.get(asked)
         if known is None:
-            known = self._ask(asked)
+            known = self._answer(asked)
             with self._lock:
                 self._answers[asked] = known
         return known
 
-    def _ask(self, asked: Asked) -> SshOptions:
+    def _answer(self, asked: Asked) -> SshOptions:
+        """From an answer for a host like this one, or asked."""
+        signature = self._signature(asked)
+        if signature is None:
+            text = self._ask(asked)
+        else:
+            kind = (replace(asked, host=""), signature)
+            with self._asking:
+                shared = self._shared.get(kind)
+                text = for_host(shared[1], shared[0], asked.host) if shared else None
+                if text is None:
+                    text = self._ask(asked)
+                    if text is not None:
+                        self._shared[kind] = (asked.host, text)
+        if text is None:
+            return ssh_options.defaults(asked, getpass.getuser())
+        return ssh_options.parse(text, asked)
+
+    def _signature(self, asked: Asked) -> tuple[bool, ...] | None:
+        with self._asking:
+            if asked.config_file not in self._patterns:
+                self._patterns[asked.config_file] = self._read(asked.config_file)
+        return self._patterns[asked.config_file].signature(asked.host)
+
+    def _read(self, config_file: str | None) -> Patterns:
+        """The `Host` lines of the files that `ssh` would read."""
+        if shutil.which(self._program) != STOCK:
+            return Patterns(None)
+        if config_file is not None:
+            files = [Path(config_file).expanduser()]
+        else:
+            files = [path for path in (Path("~/.ssh/config").expanduser(), Path(SYSTEM)) if path.exists()]
+        texts = []
+        for path in files:
+            text = _text(path)
+            if text is None:
+                return Patterns(None)
+            texts.append(text)
+        return patterns(texts, _included)
+
+    def _ask(self, asked: Asked) -> str | None:
+        """The text of `ssh -G`; None where there is no `ssh`."""
         argv = [self._program, "-G", "-T"]
         if asked.config_file is not None:
             argv += ["-F", str(Path(asked.config_file).expanduser())]
@@ -64,7 +119,7 @@ class SshConfig:
                 check=False,
             )
         except FileNotFoundError:
-            return ssh_options.defaults(asked, getpass.getuser())
+            return None
         except subprocess.TimeoutExpired:
             raise HostUnreachable(
                 f"`ssh -G {asked.host}` gave no answer within 20 s",
@@ -76,4 +131,26 @@ class SshConfig:
                 f"ssh cannot read its configuration for {asked.host}: {said[0]}",
                 hints=(f"correct it until `ssh -G {asked.host}` answers",),
             )
-        return ssh_options.parse(answer.stdout.decode("utf-8", "replace"), asked)
+        return answer.stdout.decode("utf-8", "replace")
+
+
+def _text(path: Path) -> str | None:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, ValueError):
+        return None
+
+
+def _included(pattern: str) -> list[str] | None:
+    """The files of one `Include`; a relative one may stand beside either file, and both are looked at."""
+    if "%" in pattern or "$" in pattern:
+        return None
+    roots = [""] if pattern.startswith(("/", "~")) else [str(Path("~/.ssh").expanduser()), "/etc/ssh"]
+    found: list[str] = []
+    for root in roots:
+        for name in sorted(glob.glob(os.path.join(root, os.path.expanduser(pattern)))):  # noqa: PTH111, PTH118, PTH207  # the pattern is no path
+            text = _text(Path(name))
+            if text is None:
+                return None
+            found.append(text)
+    return found

@@ -1,0 +1,99 @@
+"""Which hosts ssh_config speaks of alike, so that one `ssh -G` answers for all of them.
+
+Two hosts get the same options when every `Host` line of every file matches both or neither, no `Match` block asks
+for anything else than the name, and the name is not made canonical first (ssh_config(5), OpenSSH 10). Whatever this
+module does not understand makes hosts unlike each other: then each is asked for on its own, which is always right.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+ReadInclude: TypeAlias = Callable[[str], list[str] | None]
+"""The texts of the files that an `Include` pattern names; None when they cannot be read."""
+
+MOST_FILES = 64
+_UNLIKE = frozenset({"match", "canonicalizehostname", "hostname"})
+
+
+@dataclass(frozen=True, slots=True)
+class Patterns:
+    """The pattern lists of all `Host` lines, in order; None when hosts must be asked for one by one."""
+
+    lines: tuple[tuple[str, ...], ...] | None
+
+    def signature(self, host: str) -> tuple[bool, ...] | None:
+        """Which `Host` lines match; None when this host must be asked for on its own."""
+        if self.lines is None or host != host.lower():
+            return None
+        return tuple(_matches(host, patterns) for patterns in self.lines)
+
+
+def patterns(texts: list[str], include: ReadInclude) -> Patterns:
+    """All `Host` lines of these files and of the files they include."""
+    lines: list[tuple[str, ...]] = []
+    waiting = list(reversed(texts))
+    read = 0
+    while waiting:
+        read += 1
+        for line in waiting.pop().splitlines():
+            words = _words(line)
+            if words is None or read > MOST_FILES or (words and words[0] in _UNLIKE):
+                return Patterns(None)
+            if words[:1] == ["host"]:
+                lines.append(tuple(words[1:]))
+            for pattern in words[1:] if words[:1] == ["include"] else ():
+                found = include(pattern)
+                if found is None:
+                    return Patterns(None)
+                waiting += found
+    if any(pattern != pattern.lower() for line in lines for pattern in line):
+        return Patterns(None)
+    return Patterns(tuple(lines))
+
+
+def _words(line: str) -> list[str] | None:
+    """The keyword in small letters and its arguments; None for a line that is not understood."""
+    text = line.strip()
+    if not text or text.startswith("#"):
+        return []
+    keyword = re.match(r"[A-Za-z]+", text)
+    if keyword is None:
+        return None
+    rest = re.sub(r"^\s*=?\s*", "", text[keyword.end() :])
+    if keyword[0].lower() not in {"host", "include"}:
+        return [keyword[0].lower()]
+    try:
+        return [keyword[0].lower(), *shlex.split(rest, comments=True)]
+    except ValueError:
+        return None
+
+
+def _matches(host: str, patterns: tuple[str, ...]) -> bool:
+    """Whether a `Host` line speaks of this host: a negated pattern that matches ends it."""
+    found = False
+    for pattern in patterns:
+        if re.fullmatch(_expression(pattern.removeprefix("!")), host):
+            if pattern.startswith("!"):
+                return False
+            found = True
+    return found
+
+
+def _expression(pattern: str) -> str:
+    return "".join({"*": ".*", "?": "."}.get(letter, re.escape(letter)) for letter in pattern)
+
+
+def for_host(answer: str, asked: str, host: str) -> str | None:
+    """What `ssh -G host` would print, from what it printed for `asked`; None when that named another machine."""
+    lines = [line for line in answer.splitlines() if not line.lower().startswith(("host ", "hostname "))]
+    named = [
+        line.split(" ", 1)[1].strip() for line in answer.splitlines() if line.lower().startswith("hostname ")
+    ]
+    if named != [asked]:
+        return None
+    return "\n".join([f"host {host}", f"hostname {host}", *lines])
