@@ -331,6 +331,26 @@ def test_a_client_that_never_reads_is_cut_and_its_engine_freed(tmp_path):
         eventually(lambda: running.in_flight() == [0])
 
 
+@pytest.mark.parametrize("uvloop", [True, False])
+def test_a_connection_that_was_paused_serves_the_next_client(tmp_path, uvloop):
+    """More than all buffers hold, for a client that begins to read late; then the same connection for another."""
+    big = b"x" * 16_000_000
+
+    def large(call):
+        call.answer(big if b"large" in call.body else CHAT_ANSWER)
+
+    with engines(large) as (engine,), proxy(tmp_path, table(engine), uvloop=uvloop) as running:
+        for _ in range(2):
+            with running.dial() as late:
+                late.ask({**ASK, "user": "large"})
+                late.until(b"\r\n\r\n")
+                received = len(late.received)
+                while received < len(big):
+                    received += len(late.sock.recv(65536))
+            assert running.post(ASK)[2] == CHAT_ANSWER
+        assert engine.connections == 1
+
+
 def test_names_that_clients_make_up_do_not_become_labels(tmp_path):
     with engines(ordinary) as (engine,), proxy(tmp_path, table(engine)) as running:
         for number in range(5):
