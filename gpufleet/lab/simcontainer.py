@@ -289,22 +289,31 @@ class ContainerEngine:
         for container in list(self.containers.values()):
             alive = container.running or container.id in (self._remembered or ())
             self._halt(container, 0)
-            back = {"always"} if killed else {"always", "unless-stopped"}
-            if (
-                container.policy.name in back
-                and not (container.by_hand and container.policy.name != "always")
-                and alive
-            ):
-                self._launch(container)
+            kept = (
+                container.policy.name == "unless-stopped" and alive and not container.by_hand and not killed
+            )
+            if kept or _always(container):
+                self._bring_back(container)
 
     def boot(self) -> None:
         """After a power cut and a start of the host."""
+        self.daemon = Daemon.RUNNING
         for container in self.containers.values():
             was = container.running
             self._halt(container, 255)
-            if was and container.policy.name != "no" and not container.by_hand:
-                self._launch(container)
-        self.daemon = Daemon.RUNNING
+            kept = was and container.policy.name != "no" and not container.by_hand
+            if kept or _always(container):
+                self._bring_back(container)
+
+    def _bring_back(self, container: Container) -> None:
+        """Start it without anybody there to be told why not."""
+        try:
+            check_devices(self, container)
+            check_ports(self.host, container)
+        except Refused as refused:
+            container.error, container.exit_code = refused.text, 128
+        else:
+            self._launch(container)
 
     def update(self, container: Container, policy: Policy) -> None:
         """`update --restart`."""
@@ -314,6 +323,11 @@ class ContainerEngine:
             )
         container.policy = policy
         container.wish = replace(container.wish, policy=policy)
+
+
+def _always(container: Container) -> bool:
+    """`always` comes back whenever the daemon starts, also when somebody had stopped it."""
+    return container.policy.name == "always" and container.started is not None
 
 
 def _flag(words: tuple[str, ...], flag: str, default: str) -> str:

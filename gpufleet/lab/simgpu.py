@@ -138,7 +138,7 @@ class GpuSet:
     def names(self) -> dict[str, int]:
         """Every id that a container may be given, and the GPU it belongs to."""
         out: dict[str, int] = {}
-        for gpu in self.gpus:
+        for gpu in () if self.trouble else self.gpus:
             out[gpu.uuid] = out[str(gpu.index)] = gpu.index
             for number, instance in gpu.devices():
                 out[instance.uuid] = out[f"{gpu.index}:{number}"] = gpu.index

@@ -346,5 +346,6 @@ class SimHost:
         self.booted = self.clock.monotonic()
         for process in self.processes.values():
             process.signal = 9
+        self.listeners = [one for one in self.listeners if one.container or one.port == 22]
         for act in self.on_boot:
             act()

@@ -239,6 +239,26 @@ def test_what_comes_back_after_each_kind_of_end():
     assert state(host, "p3") == "exited 255"
 
 
+def test_always_comes_back_even_when_somebody_stopped_it():
+    host = lab()
+    policies(host)
+    sh(host, "docker stop p0 p1")
+    host.host.change_service("docker", active=True, restarted=True)
+    assert running(host) == {"p0"}
+    sh(host, "docker update --restart no p0 && docker stop p0")
+    host.host.reboot()
+    assert running(host) == set()
+
+
+def test_a_port_that_is_taken_at_boot_keeps_a_container_down():
+    host = lab()
+    policies(host)
+    host.host.on_boot.insert(0, lambda: host.host.listeners.append(Listener("0.0.0.0", 9000)))
+    host.host.reboot()
+    assert running(host) == {"p1", "p2"}
+    assert state(host, "p0") == "exited 128"
+
+
 def test_a_crash_loop_and_its_limit():
     host = lab()
     host.containers.launch_words = {"GPUFLEET_LAB_ENGINE": "mode=crash load_seconds=1"}
