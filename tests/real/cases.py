@@ -195,6 +195,7 @@ def interrupt(_: Scene, started: Started) -> None:
 # --- the table ----------------------------------------------------------------------------------------------------
 
 IMPATIENT = {"gate": {"stall": 4}}
+BRIEF = {"gate": {"stall": 8}}
 NEXT = {"engine": {"image": "{v0.12.0}"}}
 LARGE = {"engine": {"image": "{v0.12.0-large}"}}
 
@@ -263,11 +264,11 @@ AT_GATE = (
     Case(fault="engine streams garbage", phase="gate", inject=lambda s: faults.engine_behaves(s.host, "garbage"), exits=(9,), says=("over and over",)),
     Case(fault="container removed", phase="gate", at=GATE, inject=containers_removed, exits=(9,), says=("gone",)),
     Case(fault="container stopped", phase="gate", at=GATE, inject=containers_stopped, exits=(9,), says=("exited",)),
-    Case(fault="docker killed", phase="gate", at=GATE, inject=lambda s: faults.service(s.host, "docker", "kill"), exits=(10,), ends="undo"),
+    Case(fault="docker killed", phase="gate", at=GATE, inject=lambda s: faults.service(s.host, "docker", "kill"), exits=(10,), ends="undo", pool=BRIEF),
     Case(fault="session killed", phase="gate", at=GATE, inject=sessions_killed, exits=(0,), ends="committed"),
     Case(fault="sshd listener killed", phase="gate", at=GATE, inject=lambda s: faults.service(s.host, "ssh", "kill"), exits=(0,), ends="committed"),
-    Case(fault="link cut", phase="gate", at=GATE, inject=lambda s: faults.link_cut(s.host), exits=(10,), ends="undo"),
-    Case(fault="host powered off", phase="gate", at=GATE, inject=lambda s: faults.powered_off(s.fleet, s.host), exits=(10,), ends="undo"),
+    Case(fault="link cut", phase="gate", at=GATE, inject=lambda s: faults.link_cut(s.host), exits=(10,), ends="undo", pool=BRIEF),
+    Case(fault="host powered off", phase="gate", at=GATE, inject=lambda s: faults.powered_off(s.fleet, s.host), exits=(10,), ends="undo", pool=BRIEF),
     Case(fault="Ctrl-C", phase="gate", at=GATE, inject=lambda s: faults.engine_behaves(s.host, "never"), midway=interrupt, exits=(9, 130), names_host=False),
 )  # fmt: skip
 

@@ -17,7 +17,7 @@ from tests.real.fleet import Fleet, leftovers, only_one, sweep
 from tests.real.hosts import Site
 
 HERE = Path(__file__).parent
-HOSTS = int(os.environ.get("GPUFLEET_REAL_HOSTS", "6"))
+HOSTS = int(os.environ.get("GPUFLEET_REAL_HOSTS", "9"))
 CASES = pytest.StashKey[list[str]]()
 TOOK = pytest.StashKey[dict[str, float]]()
 BYSTANDER = "somebody-elses"

@@ -135,7 +135,8 @@ def play(case: Case, scene: Scene) -> None:
         _assert_serving(scene, before)
         return
     assert snapshot.settled_as(scene.fleet, before) == [], answer
-    assert _traces(scene) == {}, answer
+    traces = _traces(scene)
+    assert traces == {}, f"{traces}: {answer}"
 
 
 def _deploy(case: Case, scene: Scene) -> Answer:

@@ -7,13 +7,21 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
-from typing import Generic, Self, TypeVar
+from typing import Generic, Protocol, Self, TypeVar
 
 import pytest
 
-from tests.real.scene import Case, Trio
+from tests.real.scene import Trio
 
-Part = TypeVar("Part")
+
+class Named(Protocol):
+    """Whatever has a name that is its own."""
+
+    @property
+    def name(self) -> str: ...
+
+
+Part = TypeVar("Part", bound=Named)
 
 
 class Stage(Generic[Part]):
@@ -58,6 +66,11 @@ class Stage(Generic[Part]):
         """Wait until a part was played; raises what it raised."""
         self._ends[name].result()
 
+    def wait_until_played(self, name: str) -> None:
+        """Wait until a part was played, if it is played at all, however it ended."""
+        if name in self._ends:
+            self._ends[name].exception()
+
     def _work(self, trio: Trio) -> None:
         while (found := self._next()) is not None:
             name, part = found
@@ -91,12 +104,9 @@ class Stage(Generic[Part]):
                 self._room.notify_all()
 
 
-def selected(request: pytest.FixtureRequest) -> dict[str, Case]:
-    """The cases of this module that will be asked for, in that order."""
+def selected(request: pytest.FixtureRequest, name: str, kind: type[Part]) -> dict[str, Part]:
+    """The parts of this module that will be asked for, by name and in that order."""
     items = [item for item in request.session.items if item.path == request.path]
-    found = [
-        item.callspec.params.get("case")
-        for item in items
-        if isinstance(item, pytest.Function) and hasattr(item, "callspec")
-    ]
-    return {case.name: case for case in found if isinstance(case, Case)}
+    functions = [item for item in items if isinstance(item, pytest.Function) and hasattr(item, "callspec")]
+    found = [item.callspec.params.get(name) for item in functions]
+    return {part.name: part for part in found if isinstance(part, kind)}

@@ -26,7 +26,9 @@ def stage(
         operator = Operator(fleet, desks / str(next(numbers)), trio, user=case.user, extra=EXTRA)
         play(case, Scene(fleet, operator, trio))
 
-    with Stage(selected(request), played, alone=lambda case: case.alone, trios=fleet.trios) as stage:
+    with Stage(
+        selected(request, "case", Case), played, alone=lambda case: case.alone, trios=fleet.trios
+    ) as stage:
         yield stage
     for trio in fleet.trios:
         tidy(fleet, trio)

@@ -6,86 +6,119 @@ import itertools
 import json
 import signal
 from collections.abc import Iterator
-from pathlib import Path
+from dataclasses import dataclass
 
 import pytest
 
 from tests.real import snapshot
-from tests.real.desk import Answer, Operator
+from tests.real.desk import Operator
 from tests.real.fleet import Fleet
-from tests.real.scene import EXTRA, Scene
+from tests.real.scene import EXTRA, Scene, Trio, tidy
+from tests.real.stage import Stage, selected
 
-PAIR = ("h1", "h2")
-
-
-def operators(fleet: Fleet, tmp_path: Path) -> Iterator[tuple[int, Operator, tuple[str, ...]]]:
-    """A fresh desk for each record number, with the words of its deploy."""
-    for number in itertools.count(1):
-        operator = Operator(fleet, tmp_path / str(number), PAIR, extra=EXTRA)
-        definition = Scene(fleet, operator).define({"hosts": list(PAIR), "replicas": 2})
-        yield number, operator, ("pool", "deploy", "-f", str(definition), "--yes")
+RECORDS = 19
+"""The opening, intent and outcome of pull, start, gate and settle on two hosts, the publishing and the end; a test
+counts them."""
 
 
-def last_record(operator: Operator) -> tuple[str, str]:
-    """Run and kind of the last record of the run that was killed."""
-    journals = sorted((operator.state / "runs").glob("*/journal.jsonl"))
-    lines = journals[-1].read_text().splitlines()
-    return journals[-1].parent.name, json.loads(lines[-1])["body"]["type"]
+@dataclass(frozen=True, slots=True)
+class Kill:
+    """Killed after which record, and how an operator goes on."""
+
+    after: int
+    goal: str
+
+    @property
+    def name(self) -> str:
+        return f"kill -9 after record {self.after} / {self.goal}"
 
 
-def committed(fleet: Fleet, before: snapshot.Snapshot) -> None:
+KILLS = [Kill(after, goal) for after in range(1, RECORDS + 1) for goal in ("resume", "undo")]
+
+
+@pytest.fixture(scope="module")
+def stage(
+    fleet: Fleet, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> Iterator[Stage[Kill]]:
+    desks, numbers = tmp_path_factory.mktemp("desks"), itertools.count()
+
+    def played(kill: Kill, trio: Trio) -> None:
+        tidy(fleet, trio)
+        play(kill, Operator(fleet, desks / str(next(numbers)), trio[:2], extra=EXTRA))
+
+    with Stage(selected(request, "kill", Kill), played, trios=fleet.trios) as stage:
+        yield stage
+    for trio in fleet.trios:
+        tidy(fleet, trio)
+
+
+@pytest.mark.parametrize("kill", KILLS, ids=lambda kill: kill.name)
+def test_a_killed_deploy_is_finished_or_undone(kill: Kill, stage: Stage[Kill], cases: list[str]) -> None:
+    stage.wait_for(kill.name)
+    cases.append(kill.name)
+
+
+def test_no_record_is_left_out(
+    fleet: Fleet, tmp_path_factory: pytest.TempPathFactory, stage: Stage[Kill]
+) -> None:
+    """A kill after one record more comes too late: the deploy has ended by itself."""
+    for kill in KILLS:
+        stage.wait_until_played(kill.name)
+    operator = Operator(fleet, tmp_path_factory.mktemp("whole"), ("h1", "h2"), extra=EXTRA)
+    before = snapshot.look(fleet, operator.hosts)
+    answer = operator.kill_after(RECORDS + 1, *deploy(operator))
+    assert answer.exit == 0, answer
+    assert len(journal(operator)[1]) == RECORDS
+    assert_committed(operator, before)
+
+
+def deploy(operator: Operator) -> tuple[str, ...]:
+    definition = Scene(operator.fleet, operator).define({"hosts": list(operator.hosts), "replicas": 2})
+    return ("pool", "deploy", "-f", str(definition), "--yes")
+
+
+def journal(operator: Operator) -> tuple[str, list[str]]:
+    """The run of this desk and the kinds of its records."""
+    (path,) = (operator.state / "runs").glob("*/journal.jsonl")
+    return path.parent.name, [json.loads(line)["body"]["type"] for line in path.read_text().splitlines()]
+
+
+def play(kill: Kill, operator: Operator) -> None:
+    """Kill a deploy, finish it as an operator would, and judge what stands on the hosts."""
+    before = snapshot.look(operator.fleet, operator.hosts)
+    answer = operator.kill_after(kill.after, *deploy(operator))
+    assert answer.exit == -signal.SIGKILL, answer
+    run, kinds = journal(operator)
+    assert len(kinds) == kill.after
+    listed = operator.run("change", "list")
+    assert run in listed.stdout, listed
+    ended = operator.run("change", kill.goal, run, "--yes")
+    assert "Traceback" not in ended.text, ended
+    if kill.goal == "undo" and "publishing" not in kinds:
+        assert ended.exit == 0, ended
+        left = snapshot.settled_as(operator.fleet, before)
+        assert left == [], f"{left}: {ended}"
+    else:
+        if kill.goal == "undo":
+            assert ended.exit not in {0, 1} or ended.fields["outcome"] == "no_change", ended
+            ended = operator.run("change", "resume", run, "--yes")
+        assert ended.exit == 0 or "settled" in kinds, ended
+        assert_committed(operator, before)
+    for name in operator.hosts:
+        assert operator.fleet.ssh(name, "ls -d ~/.gpufleet/lease 2>/dev/null; true") == "", ended
+
+
+def assert_committed(operator: Operator, before: snapshot.Snapshot) -> None:
     """Nothing earlier is lost, and one new replica a host runs; it is removed."""
-    after = snapshot.look(fleet, PAIR)
+    after = snapshot.look(operator.fleet, operator.hosts)
     try:
-        for name in PAIR:
+        for name in operator.hosts:
             assert set(before[name]) <= set(after[name]), (before, after)
             added = set(after[name]) - set(before[name])
             assert len(added) == 1, added
             assert "\trunning\t" in next(iter(added)), added
     finally:
-        for name in PAIR:
-            fleet.ssh(name, "docker ps -aq --filter label=gpufleet.pool=chat | xargs -r docker rm -f")
-
-
-def as_before(fleet: Fleet, before: snapshot.Snapshot, what: object) -> None:
-    assert snapshot.settled_as(fleet, before) == [], what
-
-
-@pytest.mark.parametrize("goal", ["resume", "undo"])
-def test_killed_after_every_record(fleet: Fleet, tmp_path: Path, goal: str, cases: list[str]) -> None:
-    before = snapshot.look(fleet, PAIR)
-    for number, operator, words in operators(fleet, tmp_path):
-        answer = operator.kill_after(number, *words)
-        if answer.exit != -signal.SIGKILL:
-            assert answer.exit == 0, answer
-            committed(fleet, before)
-            break
-        run, kind = last_record(operator)
-        end(fleet, operator, run, kind, goal, before)
-        cases.append(f"kill -9 / after record {number} ({kind}) / {goal}")
-    assert number > 10, "a two-host plan has more records than that"
-
-
-def end(fleet: Fleet, operator: Operator, run: str, kind: str, goal: str, before: snapshot.Snapshot) -> None:
-    """Finish a killed run as an operator would and judge what stands on the hosts."""
-    listed = operator.run("change", "list")
-    assert listed.exit == 0, listed
-    assert run in listed.stdout, listed
-    answer = operator.run("change", goal, run, "--yes")
-    assert "Traceback" not in answer.text, answer
-    if goal == "undo" and kind not in {"publishing", "settled"}:
-        assert answer.exit == 0, answer
-        as_before(fleet, before, answer)
-        return
-    if goal == "undo":
-        assert answer.exit in {0, 2, 4}, answer
-        answer = operator.run("change", "resume", run, "--yes")
-    assert kind == "settled" or answer.exit == 0, answer
-    committed(fleet, before)
-    assert_free(fleet, answer)
-
-
-def assert_free(fleet: Fleet, answer: Answer) -> None:
-    """No lease is left on a host."""
-    for name in PAIR:
-        assert fleet.ssh(name, "ls -d ~/.gpufleet/lease 2>/dev/null; true") == "", answer
+        for name in operator.hosts:
+            operator.fleet.ssh(
+                name, "docker ps -aq --filter label=gpufleet.pool=chat | xargs -r docker rm -f"
+            )

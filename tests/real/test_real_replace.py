@@ -35,7 +35,9 @@ def stage(
             del operators[trio]  # the next case gets a pool of its own
             raise
 
-    with Stage(selected(request), played, alone=lambda case: case.alone, trios=fleet.trios) as stage:
+    with Stage(
+        selected(request, "case", Case), played, alone=lambda case: case.alone, trios=fleet.trios
+    ) as stage:
         yield stage
     for trio in fleet.trios:
         tidy(fleet, trio)
