@@ -103,7 +103,7 @@ class Interpreter:
             for effect in decide(self.state, self._forks):
                 if isinstance(effect, Publish):
                     self._commit()
-                elif effect.step not in self._flying:
+                elif effect.step not in self._flying and len(self._flying) < self._forks:
                     self._begin(effect)
             if not self._flying:
                 if conclude(self.state) is not None:

@@ -275,9 +275,10 @@ def _settle(state: State, ending: Ending) -> State:
 
 
 def decide(state: State, limit: int) -> tuple[Effect, ...]:
-    """Every act that may begin now, looks first, at most `limit` acts in flight.
+    """Every act that may begin now, looks first, at most `limit` together with the acts in flight.
 
-    A look that is under way is named again until it is observed; the interpreter knows which it began.
+    The state does not know of looks under way: one is named again until it is observed, or, once the run turned
+    back, no longer named. The interpreter knows which it began, and counts them.
     """
     effects: tuple[Effect, ...] = ()
     match state.phase:

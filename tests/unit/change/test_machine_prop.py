@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -203,7 +204,7 @@ class Process:
                 self.world.published = True
                 self.record(Settled(ending=Ending.COMMITTED))
                 return Ending.COMMITTED
-            if effects and (not self.flights or dice.random() < 0.6):
+            if effects and len(self.flights) < limit and (not self.flights or dice.random() < 0.6):
                 self.begin(dice.choice(effects))
             elif self.flights:
                 self.finish(self.flights[dice.randrange(len(self.flights))])
@@ -330,7 +331,13 @@ def finish_somehow(world: World, plan: Plan, journal: list[Event], goals: list[G
     assert replay(plan, journal).phase in {RunPhase.COMMITTED, RunPhase.UNDONE}
 
 
-FAST = settings(suppress_health_check=list(HealthCheck), deadline=None)
+pytestmark = pytest.mark.timeout(900)
+
+EACH_RECORD = settings(suppress_health_check=list(HealthCheck), deadline=None)
+"""One example is some twenty crashes."""
+PROFILE = EACH_RECORD.max_examples
+# The heart of the tool gets more of CI's time than others.
+FAST = settings(EACH_RECORD, max_examples=2000 if PROFILE == 500 else PROFILE)
 
 
 @FAST
@@ -352,7 +359,7 @@ def test_a_run_settles_as_the_world_is(plan, seed, trouble, revival, limit):
     check_ending(world, process.state, ending)
 
 
-@FAST
+@EACH_RECORD
 @given(
     plans(),
     st.integers(0, 2**32),
