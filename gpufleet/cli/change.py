@@ -139,12 +139,13 @@ def _take_up(word: str, goal: Goal, sources: list[str], *, stop: ExitCode | None
     from gpufleet.cli import change_text
     from gpufleet.deploy.commit import finish_commit
     from gpufleet.deploy.deletion import retire_after
+    from gpufleet.deploy.tools import resolver
     from gpufleet.names import RunId
 
     command, run = f"change {goal.value}", RunId(word)
     with _tools() as tools:
-        resolve = _resolver(tools)
-        _find(run, sources, tools)
+        resolve = resolver(tools.inventory, goal)
+        _find(run, sources, tools, resolve)
         if stop is not None:
             fields = change_text.details(journal_file.summary(current().state_dir, run))
             outcome, code = ("no_change", ExitCode.OK) if fields["over"] else ("changes", stop)
@@ -166,7 +167,7 @@ def _take_up(word: str, goal: Goal, sources: list[str], *, stop: ExitCode | None
     raise finish(change_text.taken_up(command, change, leftovers))
 
 
-def _find(run: RunId, sources: list[str], tools: Tools) -> None:
+def _find(run: RunId, sources: list[str], tools: Tools, resolve: Resolve) -> None:
     """Make the journal be here: from the hosts that were named, or from any when this machine has none."""
     from gpufleet.change import copies, journal_file
     from gpufleet.change.reach import Reach
@@ -184,19 +185,10 @@ def _find(run: RunId, sources: list[str], tools: Tools) -> None:
             reach,
             state_dir=settings.state_dir,
             clock=tools.change.clock,
-            resolve=_resolver(tools),
+            resolve=resolve,
         )
     finally:
         reach.close()
-
-
-def _resolver(tools: Tools) -> Resolve:
-    from pathlib import Path
-
-    from gpufleet.inventory.secrets import resolve
-
-    base = Path(tools.inventory.path).parent
-    return lambda reference: resolve(reference, base)
 
 
 @contextmanager
