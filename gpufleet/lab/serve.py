@@ -24,8 +24,14 @@ from gpufleet.lab.fleet import Fleet, build_fleet, parse_gpus, wishes_of
 from gpufleet.lab.lab_files import PORT, LabFolder
 from gpufleet.lab.served_engines import ServedEngines
 from gpufleet.lab.simcontainer import ContainerEngine
+from gpufleet.lab.simhost import Listener
 from gpufleet.lab.sshd import LabServer
 from gpufleet.lab.vllm.spec import EngineSpec
+
+PORTS = range(8000, 8100)
+"""Ports of replicas, as the inventory that the lab writes has them."""
+
+ATTEMPTS = 5
 
 
 class RunningLab:
@@ -45,20 +51,46 @@ class RunningLab:
         load_seconds: float = 1.0,
         pull_seconds: float = 0.3,
         faults: FaultScript | None = None,
+        ports: range = PORTS,
     ) -> None:
         parse_gpus(gpus)
         self.folder = LabFolder(folder)
+        self._hosts, self._gpus, self._faults, self._ports = hosts, gpus, faults, ports
+        self._pull_seconds = pull_seconds
+        network = free_network(hosts)
         self._engines = EngineServer()
-        engines = ServedEngines(self._engines, EngineSpec(load_seconds=load_seconds))
+        self._served = ServedEngines(self._engines, EngineSpec(load_seconds=load_seconds))
+        self._build(network)
+
+    def _build(self, network: str) -> None:
         self.fleet: Fleet = build_fleet(
-            wishes_of(hosts, gpus, network=free_network(hosts)), SystemClock(), engines=lambda _host: engines
+            wishes_of(self._hosts, self._gpus, network=network),
+            SystemClock(),
+            engines=lambda _host: self._served,
         )
-        self.fleet.registry.seconds = pull_seconds
-        self._server = LabServer(self.fleet, self.folder, faults)
+        self.fleet.registry.seconds = self._pull_seconds
+        first = f"{network}.1"
+        taken = [Listener("0.0.0.0", number) for number in self._ports if not _free(first, number)]
+        for lab in self.fleet:
+            # What listens on every address of this machine would keep an engine from its port.
+            lab.host.listeners += taken
+        self._server = LabServer(self.fleet, self.folder, self._faults)
 
     def __enter__(self) -> Self:
-        self._server.start()
+        self._start(ATTEMPTS)
         return self
+
+    def _start(self, attempts: int) -> None:
+        try:
+            self._server.start()
+        except OSError:
+            # Another lab took the network between our look and our bind.
+            self._server.close()
+            if attempts <= 1:
+                self._engines.close()
+                raise
+            self._build(free_network(self._hosts, first=(os.getpid() + 31 * attempts) % 250))
+            self._start(attempts - 1)
 
     def __exit__(self, *_exception: object) -> None:
         self.close()

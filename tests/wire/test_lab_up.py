@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -107,3 +108,18 @@ def test_a_second_lab_takes_another_network(tmp_path: Path):
     with RunningLab(tmp_path / "a", hosts=1) as one, RunningLab(tmp_path / "b", hosts=1) as two:
         addresses = {one.fleet["gpu-01"].host.address, two.fleet["gpu-01"].host.address}
         assert len(addresses) == 2
+
+
+def test_a_network_that_another_lab_took_meanwhile(tmp_path: Path):
+    early = RunningLab(tmp_path / "early", hosts=1)
+    with RunningLab(tmp_path / "quick", hosts=1) as quick:
+        with early:
+            assert early.fleet["gpu-01"].host.address != quick.fleet["gpu-01"].host.address
+            assert early.folder.inventory.exists()
+
+
+def test_a_port_that_this_machine_uses_is_in_use_on_its_hosts(tmp_path: Path):
+    with socket.create_server(("0.0.0.0", 0)) as somebody:
+        port = somebody.getsockname()[1]
+        with RunningLab(tmp_path / "lab", hosts=1, ports=range(port, port + 1)) as lab:
+            assert f":{port} " in lab.fleet["gpu-01"].sh("ss -Htln").stdout.decode()
