@@ -112,10 +112,9 @@ def test_a_second_lab_takes_another_network(tmp_path: Path):
 
 def test_a_network_that_another_lab_took_meanwhile(tmp_path: Path):
     early = RunningLab(tmp_path / "early", hosts=1)
-    with RunningLab(tmp_path / "quick", hosts=1) as quick:
-        with early:
-            assert early.fleet["gpu-01"].host.address != quick.fleet["gpu-01"].host.address
-            assert early.folder.inventory.exists()
+    with RunningLab(tmp_path / "quick", hosts=1) as quick, early:
+        assert early.fleet["gpu-01"].host.address != quick.fleet["gpu-01"].host.address
+        assert early.folder.inventory.exists()
 
 
 def test_a_port_that_this_machine_uses_is_in_use_on_its_hosts(tmp_path: Path):
