@@ -283,14 +283,14 @@ AT_SETTLE = (
 WHOLE = {"slice": {"gpus": 4}}
 IN_PLACE = (
     Case(fault="image digest missing", phase="pull", in_place=True, inject=nothing, exits=(9,), names_host=False, says=("manifest",), pool={**WHOLE, "engine": {"image": "{repository}@sha256:" + "0" * 64}}),
-    Case(fault="engine crashes", phase="gate", in_place=True, inject=lambda s: faults.engine_behaves(s.host, "crash"), exits=(9,), says=("No available memory",), pool={**WHOLE, **NEXT}),
-    Case(fault="engine never ready", phase="gate", in_place=True, inject=lambda s: faults.engine_behaves(s.host, "never"), exits=(9,), says=("not listening",), pool={**WHOLE, **NEXT, **IMPATIENT}),
-    Case(fault="disk full", phase="start", in_place=True, at=START, inject=lambda s: faults.disk_full(s.host, "/var/lib/docker"), exits=(9,), says=("no space left",), pool={**WHOLE, **NEXT}),
-    Case(fault="session killed", phase="stop", in_place=True, at="intent stop-{host}-*", inject=lambda s: faults.all_of(sessions_killed(s), faults.engine_behaves(s.host, "crash")), exits=(9,), says=("No available memory",), pool={**WHOLE, **NEXT}),
+    Case(fault="engine crashes", phase="gate", in_place=True, inject=lambda s: faults.engine_behaves(s.host, "crash 0.12.0"), exits=(9,), says=("No available memory",), pool={**WHOLE, **NEXT}),
+    Case(fault="engine never ready", phase="gate", in_place=True, inject=lambda s: faults.engine_behaves(s.host, "never 0.12.0"), exits=(9,), says=("not listening",), pool={**WHOLE, **NEXT, **IMPATIENT}),
+    Case(fault="disk full", phase="start", in_place=True, at=START, inject=lambda s: faults.disk_full(s.host, "/var/lib/docker"), exits=(10,), ends="undo", says=("no space left",), pool={**WHOLE, **NEXT}),
+    Case(fault="session killed", phase="stop", in_place=True, at="intent stop-{host}-*", inject=lambda s: faults.all_of(sessions_killed(s), faults.engine_behaves(s.host, "crash 0.12.0")), exits=(9,), says=("No available memory",), pool={**WHOLE, **NEXT}),
     Case(fault="docker stopped", phase="stop", in_place=True, at="intent stop-{host}-*", inject=lambda s: faults.service(s.host, "docker", "stop"), exits=(10,), ends="undo", says=DOWN, pool={**WHOLE, **NEXT}),
     Case(fault="link cut", phase="start", in_place=True, at=START, inject=lambda s: faults.link_cut(s.host), exits=(10,), ends="undo", pool={**WHOLE, **NEXT}),
     Case(fault="host powered off", phase="gate", in_place=True, at=GATE, inject=lambda s: faults.powered_off(s.fleet, s.host), exits=(10,), ends="undo", pool={**WHOLE, **NEXT}),
-    Case(fault="Ctrl-C", phase="gate", in_place=True, at=GATE, inject=lambda s: faults.engine_behaves(s.host, "never"), midway=interrupt, exits=(9, 130), names_host=False, pool={**WHOLE, **NEXT}),
+    Case(fault="Ctrl-C", phase="gate", in_place=True, at=GATE, inject=lambda s: faults.engine_behaves(s.host, "never 0.12.0"), midway=interrupt, exits=(9, 130), names_host=False, pool={**WHOLE, **NEXT}),
 )  # fmt: skip
 
 CASES = (*BEFORE, *AT_PULL, *AT_START, *AT_GATE, *AT_SETTLE)

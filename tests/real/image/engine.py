@@ -2,7 +2,8 @@
 """`vllm`: a small engine that speaks the server's HTTP surface without a GPU. It lives in the test image only.
 
 Its behaviour is one word, from the environment variable ENGINE_BEHAVIOUR or from the file /run/engine that the
-host's GPU hook leaves in the container, so that one host of a fleet can be told to misbehave:
+host's GPU hook leaves in the container, so that one host of a fleet can be told to misbehave. A version behind the
+word (`crash 0.12.0`) leaves engines of other versions alone:
 
     ok            ready after ENGINE_LOAD_SECONDS (0.05)
     never         the port stays closed
@@ -34,7 +35,8 @@ WORDS = ["The", " quick", " brown", " fox", " jumps", " over", " the", " lazy", 
 def behaviour():
     try:
         with open("/run/engine") as file:  # noqa: PTH123  # pathlib would slow its start-up
-            return file.read().strip() or "ok"
+            word, _, version = file.read().strip().partition(" ")
+            return word if version in {"", VERSION} else "ok"
     except OSError:
         return os.environ.get("ENGINE_BEHAVIOUR", "ok")
 
