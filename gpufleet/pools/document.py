@@ -38,8 +38,15 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _REFERENCE = re.compile(r"\$\{(?:env|file|cmd):[^}]+\}")
 _SECRET_NAME = re.compile(r"(?i)(?:token|secret|password|passwd|api_?key)$")
 _IMAGE = re.compile(r"[A-Za-z0-9][\w./:@-]*", re.ASCII)
-_SIZE = re.compile(r"\d+[bkmgBKMG]?")
-_CPUS = re.compile(r"\d+(?:\.\d+)?")
+_SIZE = re.compile(r"[0-9]+[bkmgBKMG]?")
+_CPUS = re.compile(r"[0-9]+(?:\.[0-9]+)?")
+
+WORD = 64 * 1024
+"""Bytes of one argument or variable: docker reads no longer line of an environment file, and Linux gives a program
+no word of more than 128 KiB."""
+
+WORDS = 512 * 1024
+"""Bytes of all arguments together; Linux gives a program at most 2 MiB, its environment included."""
 
 
 class _Shape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -68,7 +75,7 @@ class GateDocument(_Shape, frozen=True, kw_only=True):
     stall: Seconds = 600.0
     within: Seconds = 3600.0
     every: Annotated[float, Meta(ge=0.05, le=600)] = 2.0
-    prompt: Text = "Say hello."
+    prompt: Annotated[str, Meta(min_length=1, max_length=10_000)] = "Say hello."
 
 
 class LimitsDocument(_Shape, frozen=True, kw_only=True):
@@ -114,7 +121,8 @@ def to_model(source: Located, problems: Problems, name: str = "") -> Pool | None
         name: the key under `pools:`, or the name asked for; `pool:` must then say the same or nothing.
     """
     before = len(problems.rows)
-    document = convert(source, PoolDocument, problems)
+    _check_text(source, problems)
+    document = convert(source, PoolDocument, problems) if len(problems.rows) == before else None
     if document is None:
         return None
     _check_name(source, document, problems, name)
@@ -236,6 +244,20 @@ def _check_name(source: Located, document: PoolDocument, problems: Problems, nam
         )
 
 
+def _check_text(source: Located, problems: Problems) -> None:
+    """A command line may hold any bytes; what is journalled and sent is text."""
+    for key, item in source.entries():
+        _check_text(Located(key, item.file, item.line), problems)
+        _check_text(item, problems)
+    for item in source.items():
+        _check_text(item, problems)
+    if isinstance(source.value, str):
+        try:
+            source.value.encode()
+        except UnicodeEncodeError:
+            problems.add(source, "a value holds bytes that are not UTF-8", "write it in UTF-8")
+
+
 def _check_words(source: Located, document: PoolDocument, problems: Problems) -> None:
     """What becomes a word of a command line: never a NUL, never something that reads as an option."""
     texts = [
@@ -248,15 +270,26 @@ def _check_words(source: Located, document: PoolDocument, problems: Problems) ->
             problems.add(source.at(key), f"`{key}` starts with `-`", "it would be read as an option")
         if _unprintable(text):
             problems.add(source.at(key), f"`{key}` contains a control character")
+        if len(text.encode()) > WORD:
+            problems.add(source.at(key), f"`{key}` is longer than {WORD // 1024} KiB")
     if document.weights and (not document.weights.startswith("/") or set(document.weights) & set(',"')):
         problems.add(source.at("weights"), "`weights` is an absolute path without commas and double quotes")
     image = document.engine.image
     if image and not _IMAGE.fullmatch(image):
         problems.add(source.at("engine", "image"), f"`{scrub(image)}` is no image reference")
+    if sum(len(str(word).encode()) + 1 for word in document.engine.args) > WORDS:
+        problems.add(source.at("engine", "args"), f"the arguments are longer than {WORDS // 1024} KiB in all")
     for number, word in enumerate(str(item) for item in document.engine.args):
         place = source.at("engine", "args", number)
         if "\0" in word:
             problems.add(place, "an argument contains a NUL character")
+        if len(word.encode()) > WORD:
+            problems.add(
+                place,
+                f"an argument is longer than {WORD // 1024} KiB",
+                "put it into a file below `weights` and name the file",
+            )
+            continue
         if word.startswith("--") and re.search(r"\s", word.partition("=")[0]):
             option, _, value = word.partition(" ")
             problems.add(
@@ -285,6 +318,9 @@ def _check_environment(source: Located, document: PoolDocument, problems: Proble
         place, text = source.at("engine", "env", key), str(value)
         if not _VARIABLE.fullmatch(key):
             problems.add(place, f"`{key}` is no name of a variable")
+        if len(key.encode()) + len(text.encode()) > WORD - 2:
+            problems.add(place, f"a variable is longer than {WORD // 1024} KiB")
+            continue
         if "\n" in text or "\r" in text or "\0" in text:
             problems.add(place, f"`{key}` contains a line break or NUL, which no environment file can hold")
         if _REFERENCE.fullmatch(text):

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from gpufleet.lab.shell.builtins import BUILTINS, signal_number
 from gpufleet.lab.shell.call import Call, DeadlinePassed, ExitShell, Program
 from gpufleet.lab.shell.options import read_options
+from gpufleet.lab.shell.streams import byte_text
 from gpufleet.lab.shell.syntax import Unsupported
 from gpufleet.lab.simfs import FsError
 from gpufleet.lab.simhost import Killed, SudoRule
@@ -156,7 +157,7 @@ def _sudo_refusal(call: Call, rule: SudoRule, password: str, *, ask: bool, force
         return call.complain("sudo: no password was provided\nsudo: a password is required")
     if rule is SudoRule.NONE and password == "":
         return call.complain(f"{call.user} is not in the sudoers file.")
-    if given.rstrip("\n") == password:
+    if given.rstrip("\n") == byte_text(password):
         return None
     call.complain("Sorry, try again.")
     call.stdin.rest()
