@@ -13,6 +13,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import threading
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -127,7 +128,8 @@ class RealHost:
             raise Failed(f"{self.name} did not start: {self.log()}")
         marks = {"first": [first.pid, first.started], "shell": [shell.pid, shell.started]}
         (self.directory / "process.json").write_text(json.dumps(marks))
-        _WAITED_FOR.append(outer)
+        with _REAPING:
+            _WAITED_FOR.append(outer)
 
     def power_off(self) -> None:
         """Pull the plug: no process of the host gets to say anything. Returns when its disks are free again."""
@@ -320,13 +322,15 @@ class RealHost:
         run("ip", "-n", self.namespace, "-batch", "-", stdin=batch)
 
 
+_REAPING = threading.Lock()
 _WAITED_FOR: list[subprocess.Popen[bytes]] = []
 """Our own children, so that an ended one is reaped and neither stays a zombie nor warns."""
 
 
 def reap() -> None:
     """Collect ended children."""
-    _WAITED_FOR[:] = [outer for outer in _WAITED_FOR if outer.poll() is None]
+    with _REAPING:
+        _WAITED_FOR[:] = [outer for outer in _WAITED_FOR if outer.poll() is None]
 
 
 def loop_devices(directory: Path) -> list[str]:

@@ -17,8 +17,8 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 
-from gpufleet.change.journal import Body, Record
-from gpufleet.change.journal_file import JournalFile
+from gpufleet.change.records.journal import Body, Record
+from gpufleet.change.records.journal_file import JournalFile
 from gpufleet.cli.app import main
 
 
