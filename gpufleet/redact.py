@@ -9,6 +9,9 @@ T = TypeVar("T", str, bytes)
 
 MASK = "•••"
 
+_VARIABLE = re.compile(r"\$\{env:([^}]+)\}")
+_REFERRED: set[str] = set()
+
 
 class Secret(Generic[T]):
     """A secret value together with the reference it came from.
@@ -22,6 +25,8 @@ class Secret(Generic[T]):
     def __init__(self, value: T, *, reference: str = "") -> None:
         self._value: T = value
         self.reference = reference
+        if found := _VARIABLE.fullmatch(reference):
+            _REFERRED.add(found[1])
 
     def reveal(self) -> T:
         """The value itself."""
@@ -43,6 +48,11 @@ class Secret(Generic[T]):
 
     def __reduce__(self) -> str | tuple[object, ...]:
         raise TypeError("a secret is not pickled")
+
+
+def referred() -> frozenset[str]:
+    """Names of the variables that some reference of this process says to hold a secret, whatever they are called."""
+    return frozenset(_REFERRED)
 
 
 _PATTERNS = (

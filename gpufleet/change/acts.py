@@ -6,12 +6,11 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from gpufleet.change import fence
 from gpufleet.change.checks import Asker, at_once
 from gpufleet.change.events import Act, Ended, Found, Observed, Progress, Result
-from gpufleet.change.lease import Grant
+from gpufleet.change.leases import fence
+from gpufleet.change.leases.lease import Grant
 from gpufleet.change.machine import Look, Run, Undo
-from gpufleet.change.mirror import Mirror
 from gpufleet.change.model import (
     CannotTell,
     Check,
@@ -24,6 +23,7 @@ from gpufleet.change.model import (
     Waits,
 )
 from gpufleet.change.reach import Reach
+from gpufleet.change.records.mirror import Mirror
 from gpufleet.clock import Clock
 from gpufleet.errors import LeaseLost
 from gpufleet.names import HostName, StepId

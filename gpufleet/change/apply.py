@@ -14,13 +14,13 @@ from typing import TypeAlias
 
 from gpufleet.change import events
 from gpufleet.change.acts import Hands
-from gpufleet.change.document import JournalError
 from gpufleet.change.events import Act, Ended, Ending, Event, Intended, Observed, Observer, Publishing, Turned
 from gpufleet.change.interrupts import counted
-from gpufleet.change.journal import body_of, event_of
-from gpufleet.change.journal_file import JournalFile
 from gpufleet.change.machine import Look, Publish, Run, State, Undo, conclude, decide, evolve, needs_host
-from gpufleet.change.mirror import Mirror
+from gpufleet.change.records.document import JournalError
+from gpufleet.change.records.journal import body_of, event_of
+from gpufleet.change.records.journal_file import JournalFile
+from gpufleet.change.records.mirror import Mirror
 from gpufleet.change.rows import HostRow, host_rows
 from gpufleet.change.table import RunPhase
 from gpufleet.errors import FleetError, Interrupted, LeaseLost, Refused

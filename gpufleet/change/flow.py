@@ -16,19 +16,19 @@ from pathlib import Path
 from threading import Event
 from typing import TypeAlias, TypeVar
 
-from gpufleet.change import journal_file
 from gpufleet.change.acts import Hands
 from gpufleet.change.apply import Interpreter, Outcome
-from gpufleet.change.document import Resolve, plan_record, secrets_of
 from gpufleet.change.events import Ending, Goal, Observer, Reopened, harmless, silent
-from gpufleet.change.journal import Opened, Opening, body_of, opening, replay
-from gpufleet.change.journal_file import JournalFile
-from gpufleet.change.lease import HEARTBEAT, Holder
-from gpufleet.change.lease_keeper import Audit, LeaseKeeper, show
+from gpufleet.change.leases.lease import HEARTBEAT, Holder
+from gpufleet.change.leases.lease_keeper import Audit, LeaseKeeper, show
 from gpufleet.change.machine import IllegalEvent, State, evolve, opened
-from gpufleet.change.mirror import Mirror
 from gpufleet.change.model import Plan, Predicates
 from gpufleet.change.reach import Reach
+from gpufleet.change.records import journal_file
+from gpufleet.change.records.document import Resolve, plan_record, secrets_of
+from gpufleet.change.records.journal import Opened, Opening, body_of, opening, replay
+from gpufleet.change.records.journal_file import JournalFile
+from gpufleet.change.records.mirror import Mirror
 from gpufleet.change.rows import HostRow, host_rows
 from gpufleet.change.table import Phase, RunPhase
 from gpufleet.clock import Clock

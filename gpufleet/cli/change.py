@@ -14,8 +14,8 @@ from gpufleet.cli.settings import current
 from gpufleet.errors import ExitCode, Interrupted, UsageError
 
 if TYPE_CHECKING:
-    from gpufleet.change.document import Resolve
     from gpufleet.change.events import Goal
+    from gpufleet.change.records.document import Resolve
     from gpufleet.deploy.tools import Tools
     from gpufleet.errors import ErrorRow
     from gpufleet.inventory.model import Host
@@ -44,7 +44,7 @@ Reason = Annotated[str, typer.Option(metavar="TEXT", help="Why; kept in the audi
 @app.command("list")
 def list_runs() -> None:
     """Every run of this machine, the latest first; what was interrupted says so."""
-    from gpufleet.change.journal_file import summaries
+    from gpufleet.change.records.journal_file import summaries
     from gpufleet.cli import change_text
 
     runs = [change_text.run_fields(summary) for summary in summaries(current().state_dir)]
@@ -54,7 +54,7 @@ def list_runs() -> None:
 @app.command()
 def show(run: Run) -> None:
     """One run: who made it, each step, what is left and what to do."""
-    from gpufleet.change import journal_file
+    from gpufleet.change.records import journal_file
     from gpufleet.cli import change_text
     from gpufleet.names import RunId
 
@@ -87,8 +87,8 @@ def unlock(host: HostArgument, reason: Reason = "") -> None:
     """Break the lease of a host whose holder is gone; audited, and its holder can change nothing more there."""
     from contextlib import closing
 
-    from gpufleet.change import lease_keeper
-    from gpufleet.change.lease import Standing
+    from gpufleet.change.leases import lease_keeper
+    from gpufleet.change.leases.lease import Standing
     from gpufleet.change.reach import Reach
     from gpufleet.cli import change_text, progress
     from gpufleet.clock import SystemClock
@@ -133,9 +133,9 @@ def _showing(*, dry_run: bool, check: bool) -> ExitCode | None:
 
 
 def _take_up(word: str, goal: Goal, sources: list[str], *, stop: ExitCode | None) -> None:
-    from gpufleet.change import journal_file
     from gpufleet.change.events import Ending
     from gpufleet.change.flow import take_up
+    from gpufleet.change.records import journal_file
     from gpufleet.cli import change_text
     from gpufleet.deploy.commit import finish_commit
     from gpufleet.deploy.deletion import retire_after
@@ -169,8 +169,8 @@ def _take_up(word: str, goal: Goal, sources: list[str], *, stop: ExitCode | None
 
 def _find(run: RunId, sources: list[str], tools: Tools, resolve: Resolve) -> None:
     """Make the journal be here: from the hosts that were named, or from any when this machine has none."""
-    from gpufleet.change import copies, journal_file
     from gpufleet.change.reach import Reach
+    from gpufleet.change.records import copies, journal_file
 
     settings = current()
     if not sources and journal_file.exists(settings.state_dir, run):

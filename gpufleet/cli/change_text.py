@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gpufleet.change.flow import Change
-from gpufleet.change.journal import Opened, opening, replay
-from gpufleet.change.journal_file import RunSummary
-from gpufleet.change.lease import Answer as LeaseAnswer
+from gpufleet.change.leases.lease import Answer as LeaseAnswer
 from gpufleet.change.machine import State, leftovers
+from gpufleet.change.records.journal import Opened, opening, replay
+from gpufleet.change.records.journal_file import RunSummary
 from gpufleet.change.rows import host_rows
 from gpufleet.cli.console import Answer, table
 from gpufleet.errors import ErrorRow

@@ -12,11 +12,19 @@ from gpufleet.cli.console import Answer
 from gpufleet.cli.settings import current
 from gpufleet.errors import HostKeyChanged, UsageError
 from gpufleet.inventory.model import Connection, Host, Inventory
-from gpufleet.remote.known_hosts import Changed, Matches, Revoked, Verdict, line_for, lookup, removal_command
-from gpufleet.remote.known_hosts_file import KnownHostsFiles, add_line
+from gpufleet.remote.ssh.known_hosts import (
+    Changed,
+    Matches,
+    Revoked,
+    Verdict,
+    line_for,
+    lookup,
+    removal_command,
+)
+from gpufleet.remote.ssh.known_hosts_file import KnownHostsFiles, add_line
 
 if TYPE_CHECKING:
-    from gpufleet.remote.ssh_connect import OfferedKey
+    from gpufleet.remote.ssh.connect import OfferedKey
 
 
 def trust(inventory: Inventory, host: Host, fingerprint: str, confirm: Callable[[str, str], bool]) -> Answer:

@@ -142,9 +142,9 @@ def demo(*, quiet: bool, clock: Clock | None = None) -> Answer:
 @contextmanager
 def _lab(folder: Path) -> Iterator[Fleet]:
     """The fleet, its SSH servers and its engines, in this process, on loopback addresses of its own."""
-    from gpufleet.lab.engine import EngineServer
-    from gpufleet.lab.served_engines import ServedEngines
     from gpufleet.lab.sshd import LabServer
+    from gpufleet.lab.vllm.engine import EngineServer
+    from gpufleet.lab.vllm.served_engines import ServedEngines
     from gpufleet.lab.vllm.spec import EngineSpec
 
     network = f"127.78.{1 + os.getpid() % 250}"

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from gpufleet.change import journal_file
 from gpufleet.change.flow import Change, run_change
 from gpufleet.change.model import Plan
+from gpufleet.change.records import journal_file
 from gpufleet.deploy import commit
 from gpufleet.deploy.commands import Dialect
 from gpufleet.deploy.plan import fingerprint

@@ -13,9 +13,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from gpufleet.change import journal_file
 from gpufleet.change.flow import Change, run_change
 from gpufleet.change.model import Plan
+from gpufleet.change.records import journal_file
 from gpufleet.deploy import commit
 from gpufleet.deploy.plan import DeployPlan, Wish, make
 from gpufleet.deploy.replicas import Present, replicas_of

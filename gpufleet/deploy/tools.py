@@ -7,12 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from gpufleet.change import journal_file
-from gpufleet.change.document import Resolve
 from gpufleet.change.events import Ending, Goal
 from gpufleet.change.flow import Change, take_up
 from gpufleet.change.flow import Tools as ChangeTools
 from gpufleet.change.model import Plan
+from gpufleet.change.records import journal_file
+from gpufleet.change.records.document import Resolve
 from gpufleet.deploy.gate import PREDICATES
 from gpufleet.deploy.plan import fingerprint
 from gpufleet.deploy.survey import survey
@@ -24,6 +24,7 @@ from gpufleet.inventory.model import Host, Inventory
 from gpufleet.inventory.secrets import resolve
 from gpufleet.names import HostName, RunId
 from gpufleet.pools import record
+from gpufleet.pools.document import WORD
 from gpufleet.pools.model import Pool
 from gpufleet.pools.store import PoolStore
 from gpufleet.redact import Secret
@@ -96,6 +97,8 @@ def resolved(tools: Tools, pool: Pool) -> Pool:
             found = resolve(value.reference, base)
             if "\n" in found.reveal() or "\r" in found.reveal():
                 raise SecretUnresolved(f"{value.reference} has several lines, and {name} can hold one")
+            if len(found.reveal().encode("utf-8", "surrogateescape")) + len(name) > WORD - 2:
+                raise SecretUnresolved(f"{value.reference} is longer than {WORD // 1024} KiB")
             environment[name] = found
     return replace(pool, engine=replace(pool.engine, env=environment))
 

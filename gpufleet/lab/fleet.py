@@ -7,19 +7,19 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from gpufleet.lab.boards import BOARDS
-from gpufleet.lab.container_cli import container_program
-from gpufleet.lab.container_model import Daemon, Registry
-from gpufleet.lab.engines import ModelEngines
+from gpufleet.lab.containers.cli import container_program
+from gpufleet.lab.containers.model import Daemon, Registry
+from gpufleet.lab.containers.simcontainer import ContainerEngine
 from gpufleet.lab.faults import LINK, Fault, Kind
+from gpufleet.lab.gpus.boards import BOARDS
+from gpufleet.lab.gpus.simgpu import GpuSet, Holder, SimGpu, make_gpus
+from gpufleet.lab.gpus.smi_cli import ctk_program, smi_program
 from gpufleet.lab.programs import install
 from gpufleet.lab.shell.call import Call, Program
 from gpufleet.lab.shell.curl_tool import curl_program
 from gpufleet.lab.shell.run import Ended, run_shell
-from gpufleet.lab.simcontainer import ContainerEngine
-from gpufleet.lab.simgpu import GpuSet, Holder, SimGpu, make_gpus
 from gpufleet.lab.simhost import EngineHost, LabClock, Listener, SimHost
-from gpufleet.lab.smi_cli import ctk_program, smi_program
+from gpufleet.lab.vllm.engines import ModelEngines
 
 NETWORK = "127.77.0"
 """Loopback addresses of simulated hosts: each has its own, so that all can use the same ports. Linux only."""

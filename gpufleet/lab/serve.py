@@ -18,14 +18,14 @@ from pathlib import Path
 from typing import Self
 
 from gpufleet.clock import SystemClock
-from gpufleet.lab.engine import EngineServer
+from gpufleet.lab.containers.simcontainer import ContainerEngine
 from gpufleet.lab.faults import FaultScript
 from gpufleet.lab.fleet import Fleet, build_fleet, parse_gpus, wishes_of
 from gpufleet.lab.lab_files import PORT, LabFolder
-from gpufleet.lab.served_engines import ServedEngines
-from gpufleet.lab.simcontainer import ContainerEngine
 from gpufleet.lab.simhost import Listener
 from gpufleet.lab.sshd import LabServer
+from gpufleet.lab.vllm.engine import EngineServer
+from gpufleet.lab.vllm.served_engines import ServedEngines
 from gpufleet.lab.vllm.spec import EngineSpec
 
 PORTS = range(8000, 8100)

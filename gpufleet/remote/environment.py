@@ -9,15 +9,16 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from gpufleet.redact import scrub
+from gpufleet.redact import referred, scrub
 
 _SECRET_NAME = re.compile(r"(?i)token|secret|passw|passphrase|credential|api_?key|access_?key|private_?key")
 
 
 def without_secrets(environment: Mapping[str, str]) -> dict[str, str]:
-    """Every variable whose name and value do not look like a credential's."""
+    """Every variable that no reference names and whose name and value do not look like a credential's."""
+    named = referred()
     return {
         name: value
         for name, value in environment.items()
-        if not _SECRET_NAME.search(name) and scrub(f" {value}") == f" {value}"
+        if name not in named and not _SECRET_NAME.search(name) and scrub(f" {value}") == f" {value}"
     }

@@ -17,7 +17,7 @@ from gpufleet.remote.target import Target, Way
 from gpufleet.remote.transport import Session
 
 if TYPE_CHECKING:
-    from gpufleet.remote.ssh import SshTransport
+    from gpufleet.remote.ssh.transport import SshTransport
 
 
 class FleetTransport:
@@ -51,7 +51,7 @@ class FleetTransport:
     def over_ssh(self) -> SshTransport:
         """The SSH side, for what only it can answer, such as a host's key."""
         with _without("invoke"):
-            from gpufleet.remote.ssh import SshTransport  # noqa: PLC0415 costs a fifth of a second, and some never need it
+            from gpufleet.remote.ssh.transport import SshTransport  # noqa: PLC0415 costs a fifth of a second, and some never need it
 
         with self._lock:
             if self._ssh is None:

@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 
-from gpufleet.change import journal_file, lease
 from gpufleet.change.flow import Tools, run_change
-from gpufleet.change.lease import Holder
+from gpufleet.change.leases import lease
+from gpufleet.change.leases.lease import Holder
 from gpufleet.change.model import Check, Plan
+from gpufleet.change.records import journal_file
 from gpufleet.clock import SystemClock
 from gpufleet.deploy.gate import PREDICATES
 from gpufleet.errors import FleetError

@@ -9,10 +9,10 @@ import pytest
 from gpufleet.cli import wiring
 from gpufleet.cli.app import main
 from gpufleet.clock import SystemClock
-from gpufleet.lab.engines import ModelEngines
 from gpufleet.lab.faults import Fault, FaultScript, Kind
 from gpufleet.lab.fleet import build_fleet, wishes_of
 from gpufleet.lab.memory import MemoryTransport
+from gpufleet.lab.vllm.engines import ModelEngines
 from gpufleet.lab.vllm.spec import EngineSpec
 
 INVENTORY = """\

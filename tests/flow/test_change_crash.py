@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpufleet.change import journal_file
 from gpufleet.change.events import Ending, Goal
 from gpufleet.change.flow import Tools, run_change, take_up
-from gpufleet.change.journal import Settled
 from gpufleet.change.model import Plan, Step
+from gpufleet.change.records import journal_file
+from gpufleet.change.records.journal import Settled
 from gpufleet.change.table import RunPhase
 from gpufleet.clock import SystemClock
 from gpufleet.errors import FleetError, InDoubt, Refused, RollbackIncomplete, RolledBack
@@ -214,7 +214,7 @@ CHILD = """
 import os, signal, sys
 sys.path.insert(0, {root!r})
 from pathlib import Path
-from gpufleet.change import journal_file
+from gpufleet.change.records import journal_file
 from gpufleet.change.flow import run_change
 from tests.flow.test_change_crash import CHAIN, RUN, Scene
 alive = int(sys.argv[2])

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from gpufleet.change import copies, journal_file
 from gpufleet.change.events import Ending, Goal
 from gpufleet.change.flow import run_change, take_up
-from gpufleet.change.lease_keeper import wait_until_free
+from gpufleet.change.leases.lease_keeper import wait_until_free
 from gpufleet.change.reach import Reach
+from gpufleet.change.records import copies, journal_file
 from gpufleet.errors import HostUnreachable, InDoubt, LeaseHeld, RollbackIncomplete, RolledBack, UsageError
 from gpufleet.names import HostName, RunId
 from gpufleet.remote.command import Command

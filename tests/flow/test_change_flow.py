@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from gpufleet.change import fence, journal_file
 from gpufleet.change.events import Ending, Goal, Progress
 from gpufleet.change.flow import Change, Tools, run_change, take_up
-from gpufleet.change.journal import Intent, opening
+from gpufleet.change.leases import fence
+from gpufleet.change.records import journal_file
+from gpufleet.change.records.journal import Intent, opening
 from gpufleet.clock import SystemClock
 from gpufleet.errors import (
     ExitCode,

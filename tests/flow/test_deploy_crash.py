@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gpufleet.change import journal_file
 from gpufleet.change.events import Ending, Goal
+from gpufleet.change.records import journal_file
 from gpufleet.errors import HostUnreachable, LeaseHeld, Refused, SecretUnresolved
 from gpufleet.lab.memory import MemoryTransport
 from gpufleet.pools.model import EngineWish

@@ -55,6 +55,7 @@ from tests.unit.hosts.answers import INFO, recorded
 EXAMPLES = settings().max_examples
 ENDINGS = {"committed", "refused", "rolled-back", "unplaceable", "preflight", "usage"}
 IMAGE = "vllm/vllm-openai:v0.20.0"
+LATEST = "vllm/vllm-openai:latest"
 GATE = {"within": 300, "stall": 120}
 
 HOSTILE = (
@@ -144,7 +145,7 @@ def read(folder: Path, written: object) -> tuple[Inventory, Pool]:
 
 def assert_places(error: FleetError) -> None:
     """Every complaint names its line."""
-    for row in error.rows or (error,):
+    for row in (error,) if error.where else error.rows:
         assert re.fullmatch(r".*inventory\.yaml:\d+", row.where), (row.where, str(error))
 
 
@@ -172,7 +173,7 @@ def expected(pool: Pool, key: Secret[str]) -> tuple[tuple[str, ...], str]:
     words = (
         "--entrypoint",
         "vllm",
-        pool.engine.image,
+        pool.engine.image or LATEST,
         "serve",
         pool.model,
         "--served-model-name",
@@ -235,7 +236,7 @@ def play(written: object) -> str:
         for ran in recorder.of("docker", "run"):
             assert_exactly(pool, ran.host, ran, key)
         for ran in recorder.of("docker", "pull"):
-            assert ran.argv[2:] == ("-q", pool.engine.image)
+            assert ran.argv[2:] == ("-q", pool.engine.image or LATEST)
         bodies = [
             json.loads(one.argv[one.argv.index("-d") + 1]) for one in recorder.of("curl") if "-d" in one.argv
         ]

@@ -7,16 +7,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from gpufleet.change import journal_file
 from gpufleet.change.events import Goal
 from gpufleet.change.flow import Tools as ChangeTools
 from gpufleet.change.flow import take_up
+from gpufleet.change.records import journal_file
 from gpufleet.deploy.commit import finish_commit
 from gpufleet.deploy.deletion import delete, prepare_deletion, retire_after
 from gpufleet.deploy.flow import carry_out, prepare
 from gpufleet.deploy.tools import Done, Tools, resolver
 from gpufleet.inventory.model import Address, Host, Inventory, PortRange
-from gpufleet.lab.container_model import Policy, Wish
+from gpufleet.lab.containers.model import Policy, Wish
 from gpufleet.lab.faults import Fault, FaultScript, Kind
 from gpufleet.lab.fleet import Fleet, build_fleet, wishes_of
 from gpufleet.lab.memory import MemoryTransport

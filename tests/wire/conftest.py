@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gpufleet.remote.ssh import SshTransport
+from gpufleet.remote.ssh.transport import SshTransport
 from gpufleet.remote.target import Target
 from tests.wire.openssh import running
 

@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterator
 import httpx
 import pytest
 
-from gpufleet.lab import engine_connection
-from gpufleet.lab.engine import EngineServer, RunningEngine
-from gpufleet.lab.engine_model import Phase
-from gpufleet.lab.served_engines import ServedEngines
 from gpufleet.lab.simhost import EngineHost
+from gpufleet.lab.vllm import engine_connection
+from gpufleet.lab.vllm.engine import EngineServer, RunningEngine
+from gpufleet.lab.vllm.engine_model import Phase
+from gpufleet.lab.vllm.served_engines import ServedEngines
 from gpufleet.lab.vllm.spec import EngineSpec, Mode
 from gpufleet.redact import Secret
 

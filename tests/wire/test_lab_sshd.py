@@ -18,7 +18,7 @@ from gpufleet.lab.sshd import LabServer
 from gpufleet.names import HostName
 from gpufleet.remote.command import Command
 from gpufleet.remote.result import Exit, Lost
-from gpufleet.remote.ssh import SshTransport
+from gpufleet.remote.ssh.transport import SshTransport
 from gpufleet.remote.target import Target
 from tests.kit.lab_kit import own_network
 from tests.kit.transport_kit import TransportKit, Way

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gpufleet.names import HostName
-from gpufleet.remote.ssh import SshTransport
+from gpufleet.remote.ssh.transport import SshTransport
 from tests.kit.transport_kit import TransportKit, Way
 from tests.unit.remote.test_local import may_become_root
 from tests.wire.openssh import running

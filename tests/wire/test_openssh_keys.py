@@ -13,7 +13,7 @@ from gpufleet.errors import AuthenticationRefused, SecretUnresolved
 from gpufleet.names import HostName
 from gpufleet.redact import Secret
 from gpufleet.remote.command import Command
-from gpufleet.remote.ssh import SshTransport
+from gpufleet.remote.ssh.transport import SshTransport
 from tests.kit.transport_kit import ask
 from tests.unit.remote.test_local import Unresolved
 from tests.wire.openssh import (

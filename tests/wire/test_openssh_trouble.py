@@ -17,7 +17,7 @@ from gpufleet.names import HostName
 from gpufleet.redact import Secret
 from gpufleet.remote.command import Command
 from gpufleet.remote.result import Exit, Lost
-from gpufleet.remote.ssh import SshTransport
+from gpufleet.remote.ssh.transport import SshTransport
 from tests.kit.transport_kit import ask, eventually, reason_of_ending
 from tests.wire.openssh import (
     ECHO,

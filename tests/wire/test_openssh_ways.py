@@ -15,10 +15,10 @@ import pytest
 from gpufleet.errors import AuthenticationRefused, HostKeyChanged, HostKeyUnknown, HostUnreachable
 from gpufleet.names import HostName
 from gpufleet.redact import Secret
-from gpufleet.remote.known_hosts import line_for
-from gpufleet.remote.known_hosts_file import add_line
 from gpufleet.remote.result import Exit
-from gpufleet.remote.ssh import SshTransport
+from gpufleet.remote.ssh.known_hosts import line_for
+from gpufleet.remote.ssh.known_hosts_file import add_line
+from gpufleet.remote.ssh.transport import SshTransport
 from gpufleet.remote.target import Target
 from tests.kit.transport_kit import ask, eventually
 from tests.wire.openssh import (

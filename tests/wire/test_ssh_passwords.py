@@ -15,7 +15,7 @@ from paramiko.common import AUTH_FAILED, AUTH_PARTIALLY_SUCCESSFUL, AUTH_SUCCESS
 from gpufleet.errors import AuthenticationRefused
 from gpufleet.names import HostName
 from gpufleet.redact import Secret
-from gpufleet.remote.known_hosts import line_for
+from gpufleet.remote.ssh.known_hosts import line_for
 from gpufleet.remote.target import Target
 from tests.wire.openssh import TOOLS, keygen, refusal, words
 

@@ -6,8 +6,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpufleet.change import journal
-from gpufleet.change.document import JournalError, decode_plan, encode_plan, plan_record, secrets_of
 from gpufleet.change.events import (
     Act,
     Ended,
@@ -23,8 +21,20 @@ from gpufleet.change.events import (
     Settled,
     Turned,
 )
-from gpufleet.change.journal import SCHEMA, Opened, Record, body_of, decode, encode, event_of, opening, replay
 from gpufleet.change.model import Check, Irreversible, Plan, Step
+from gpufleet.change.records import journal
+from gpufleet.change.records.document import JournalError, decode_plan, encode_plan, plan_record, secrets_of
+from gpufleet.change.records.journal import (
+    SCHEMA,
+    Opened,
+    Record,
+    body_of,
+    decode,
+    encode,
+    event_of,
+    opening,
+    replay,
+)
 from gpufleet.names import HostName, StepId
 from gpufleet.redact import Secret
 from gpufleet.remote.command import Command

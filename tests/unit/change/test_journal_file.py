@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from gpufleet.change import journal_file
-from gpufleet.change.document import JournalError, plan_record
 from gpufleet.change.events import Ending, Goal
-from gpufleet.change.journal import Opened, Publishing, Reopened, Settled, Turned
-from gpufleet.change.journal_file import RunBusy, RunSummary
+from gpufleet.change.records import journal_file
+from gpufleet.change.records.document import JournalError, plan_record
+from gpufleet.change.records.journal import Opened, Publishing, Reopened, Settled, Turned
+from gpufleet.change.records.journal_file import RunBusy, RunSummary
 from gpufleet.errors import PreflightFailed, UsageError
 from gpufleet.names import RunId
 from tests.kit.change_plans import plan, step

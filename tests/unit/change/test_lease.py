@@ -10,8 +10,8 @@ import time
 
 import pytest
 
-from gpufleet.change import fence, lease
-from gpufleet.change.lease import Answer, Grant, Holder, Standing
+from gpufleet.change.leases import fence, lease
+from gpufleet.change.leases.lease import Answer, Grant, Holder, Standing
 from gpufleet.names import HostName, RunId, StepId
 from gpufleet.remote.command import Command
 from gpufleet.remote.result import Exit

@@ -8,12 +8,12 @@ from contextlib import suppress
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpufleet.change import journal, mirror
-from gpufleet.change.document import plan_record
 from gpufleet.change.events import Ended, Goal, Intended, Observed, Reopened
-from gpufleet.change.journal import SCHEMA, Opened, Record, body_of
 from gpufleet.change.machine import evolve, opened
 from gpufleet.change.model import Irreversible
+from gpufleet.change.records import journal, mirror
+from gpufleet.change.records.document import plan_record
+from gpufleet.change.records.journal import SCHEMA, Opened, Record, body_of
 from gpufleet.change.table import RunPhase
 from gpufleet.names import HostName
 from tests.unit.change.test_machine_prop import Crash, Process, World, check_ending, plans

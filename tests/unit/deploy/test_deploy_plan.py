@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from gpufleet.change import document
+from gpufleet.change.records import document
 from gpufleet.deploy import diff
 from gpufleet.deploy.plan import Wish, fingerprint, make, spec_of
 from gpufleet.engine.vllm import Vllm

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from gpufleet.lab.container_model import Daemon
+from gpufleet.lab.containers.model import Daemon
 from gpufleet.lab.fleet import HostWish, LabHost, build_fleet
 from gpufleet.lab.simhost import Listener
 from tests.kit.lab_kit import LabClock

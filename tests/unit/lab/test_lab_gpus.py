@@ -10,10 +10,10 @@ import pytest
 from gpufleet.hosts.gather import gather
 from gpufleet.hosts.model import HostFacts, Known
 from gpufleet.inventory.model import Address, Host
-from gpufleet.lab.boards import BOARDS
 from gpufleet.lab.fleet import HostWish, LabHost, build_fleet, parse_gpus
+from gpufleet.lab.gpus.boards import BOARDS
+from gpufleet.lab.gpus.simgpu import NoRoom, make_gpus
 from gpufleet.lab.memory import MemoryTransport
-from gpufleet.lab.simgpu import NoRoom, make_gpus
 from gpufleet.names import HostName
 from tests.kit.lab_kit import LabClock
 

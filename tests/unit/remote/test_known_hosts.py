@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gpufleet.remote.known_hosts import (
+from gpufleet.remote.ssh.known_hosts import (
     Changed,
     Matches,
     NotKnown,
@@ -26,7 +26,7 @@ from gpufleet.remote.known_hosts import (
     preferred_algorithms,
     removal_command,
 )
-from gpufleet.remote.known_hosts_file import KnownHostsFiles, add_line
+from gpufleet.remote.ssh.known_hosts_file import KnownHostsFiles, add_line
 
 needs_keygen = pytest.mark.skipif(shutil.which("ssh-keygen") is None, reason="ssh-keygen is not installed")
 

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from gpufleet.clock import SystemClock
 from gpufleet.remote.exchange import Deadline
-from gpufleet.remote.sharing import Once, Slots
+from gpufleet.remote.ssh.sharing import Once, Slots
 
 
 def soon(seconds: float = 60.0) -> Deadline:

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpufleet.remote.ssh_alike import for_host, patterns
-from gpufleet.remote.ssh_config import STOCK, SshConfig
-from gpufleet.remote.ssh_options import Asked
+from gpufleet.remote.ssh.alike import for_host, patterns
+from gpufleet.remote.ssh.config import STOCK, SshConfig
+from gpufleet.remote.ssh.options import Asked
 
 HOSTS = ("gpu-01", "gpu-02", "web", "10.0.0.7", "gpu-x.example", "::1", "GPU-01")
 real_ssh = pytest.mark.skipif(

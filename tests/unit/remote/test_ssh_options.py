@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from gpufleet.errors import HostUnreachable
 from gpufleet.names import HostName
 from gpufleet.redact import Secret
-from gpufleet.remote.ssh_config import SshConfig
-from gpufleet.remote.ssh_options import Asked, SshOptions, defaults, parse, parse_jumps, route, split_paths
+from gpufleet.remote.ssh.config import SshConfig
+from gpufleet.remote.ssh.options import Asked, SshOptions, defaults, parse, parse_jumps, route, split_paths
 from gpufleet.remote.target import Target
 
 GPU = HostName("gpu-01")

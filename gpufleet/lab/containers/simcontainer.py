@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from hashlib import sha256
 
-from gpufleet.lab.container_checks import check_devices, check_ports, check_program
-from gpufleet.lab.container_model import (
+from gpufleet.lab.containers.checks import check_devices, check_ports, check_program
+from gpufleet.lab.containers.model import (
     Container,
     Daemon,
     Image,

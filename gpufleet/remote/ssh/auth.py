@@ -21,9 +21,9 @@ from paramiko.agent import AgentKey, AgentSSH
 
 from gpufleet.errors import AuthenticationRefused
 from gpufleet.redact import Secret
-from gpufleet.remote import keys
-from gpufleet.remote.known_hosts import fingerprint
-from gpufleet.remote.ssh_options import SshOptions
+from gpufleet.remote.ssh import keys
+from gpufleet.remote.ssh.known_hosts import fingerprint
+from gpufleet.remote.ssh.options import SshOptions
 from gpufleet.remote.target import Target
 
 PASSPHRASE_FILE = "GPUFLEET_SSH_PASSPHRASE_FILE"  # noqa: S105 a name, not a password

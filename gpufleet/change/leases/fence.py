@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from gpufleet.change.lease import WORD, Grant
+from gpufleet.change.leases.lease import WORD, Grant
 from gpufleet.names import StepId
 from gpufleet.remote.command import Command
 from gpufleet.remote.result import Exit

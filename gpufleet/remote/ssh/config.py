@@ -12,10 +12,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from gpufleet.errors import HostUnreachable
-from gpufleet.remote import ssh_options
 from gpufleet.remote.environment import without_secrets
-from gpufleet.remote.ssh_alike import Patterns, for_host, patterns
-from gpufleet.remote.ssh_options import Asked, SshOptions
+from gpufleet.remote.ssh import options as ssh_options
+from gpufleet.remote.ssh.alike import Patterns, for_host, patterns
+from gpufleet.remote.ssh.options import Asked, SshOptions
 from gpufleet.remote.target import Target
 
 SYSTEM = "/etc/ssh/ssh_config"

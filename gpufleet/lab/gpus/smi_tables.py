@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from datetime import datetime
 from xml.sax.saxutils import escape
 
-from gpufleet.lab.simgpu import GpuSet, Instance, SimGpu
+from gpufleet.lab.gpus.simgpu import GpuSet, Instance, SimGpu
 
 
 def plain(name: str) -> str:

@@ -13,7 +13,7 @@ import httptools
 from gpufleet.lab.vllm.api import Reply, Request, error
 
 if TYPE_CHECKING:
-    from gpufleet.lab.engine import RunningEngine
+    from gpufleet.lab.vllm.engine import RunningEngine
 
 BODY_LIMIT = 32 * 2**20
 """Bytes of a request's body, as in vLLM."""

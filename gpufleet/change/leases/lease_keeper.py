@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from gpufleet.change import lease
-from gpufleet.change.document import JournalError
-from gpufleet.change.journal import Record, decode, encode
-from gpufleet.change.lease import Answer, Grant, Holder, Standing
+from gpufleet.change.leases import lease
+from gpufleet.change.leases.lease import Answer, Grant, Holder, Standing
 from gpufleet.change.reach import Reach
+from gpufleet.change.records.document import JournalError
+from gpufleet.change.records.journal import Record, decode, encode
 from gpufleet.clock import Clock
 from gpufleet.errors import ErrorRow, HostUnreachable, LeaseHeld, PreflightFailed, Refused
 from gpufleet.names import HostName, RunId

@@ -12,10 +12,11 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from gpufleet.change import events, journal
-from gpufleet.change.journal import Intent, Observed, Outcome, Record
+from gpufleet.change import events
 from gpufleet.change.machine import State, evolve, opened
 from gpufleet.change.model import Plan
+from gpufleet.change.records import journal
+from gpufleet.change.records.journal import Intent, Observed, Outcome, Record
 from gpufleet.change.table import Phase
 from gpufleet.names import HostName, StepId
 

@@ -6,14 +6,14 @@ import json
 import re
 from urllib.parse import urlsplit
 
-from gpufleet.lab.container_call import Invocation, Verb
-from gpufleet.lab.container_looks import LOOKS
-from gpufleet.lab.container_model import SOCKET, Container, Daemon, Policy, Refused, full_reference
-from gpufleet.lab.container_words import read_words, wish_of
+from gpufleet.lab.containers.call import Invocation, Verb
+from gpufleet.lab.containers.looks import LOOKS
+from gpufleet.lab.containers.model import SOCKET, Container, Daemon, Policy, Refused, full_reference
+from gpufleet.lab.containers.simcontainer import ContainerEngine
+from gpufleet.lab.containers.words import read_words, wish_of
 from gpufleet.lab.shell.call import Call, Program
 from gpufleet.lab.shell.streams import unicode_text
 from gpufleet.lab.shell.syntax import Unsupported
-from gpufleet.lab.simcontainer import ContainerEngine
 from gpufleet.lab.simfs import FsError
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from gpufleet.lab import smi_tables as tables
+from gpufleet.lab.gpus import smi_tables as tables
+from gpufleet.lab.gpus.simgpu import GpuSet, SimGpu
 from gpufleet.lab.shell.call import Call, Program
 from gpufleet.lab.shell.syntax import Unsupported
-from gpufleet.lab.simgpu import GpuSet, SimGpu
 
 _NO_DRIVER = (
     "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver. Make sure that the latest "

@@ -13,9 +13,9 @@ from typing import TypeAlias
 import msgspec
 
 from gpufleet.change import events
-from gpufleet.change.document import JournalError, PlanRecord, Resolve, plan_value
 from gpufleet.change.machine import IllegalEvent, State, evolve, opened
 from gpufleet.change.model import Plan
+from gpufleet.change.records.document import JournalError, PlanRecord, Resolve, plan_value
 from gpufleet.names import HostName, RunId, StepId
 from gpufleet.redact import Secret, scrub
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from gpufleet.lab.engine import EngineServer, RunningEngine
-from gpufleet.lab.engine_model import Phase
-from gpufleet.lab.engines import is_engine
 from gpufleet.lab.simhost import Answer
 from gpufleet.lab.vllm.api import Request
+from gpufleet.lab.vllm.engine import EngineServer, RunningEngine
+from gpufleet.lab.vllm.engine_model import Phase
+from gpufleet.lab.vllm.engines import is_engine
 from gpufleet.lab.vllm.spec import EngineSpec, parse_spec
 
 

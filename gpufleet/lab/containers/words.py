@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from gpufleet.lab.container_model import Policy, Published, Refused, Wish
+from gpufleet.lab.containers.model import Policy, Published, Refused, Wish
 from gpufleet.lab.shell.syntax import Unsupported
 
 _FLAGS = ["d", "detach", "i", "interactive", "t", "tty", "it", "rm", "init", "privileged", "read-only"]

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from gpufleet.change import journal_file, mirror
-from gpufleet.change.document import JournalError, Resolve
-from gpufleet.change.journal import Opened, Record, opening
 from gpufleet.change.reach import Reach
+from gpufleet.change.records import journal_file, mirror
+from gpufleet.change.records.document import JournalError, Resolve
+from gpufleet.change.records.journal import Opened, Record, opening
 from gpufleet.clock import Clock
 from gpufleet.errors import ErrorRow, HostUnreachable, UsageError
 from gpufleet.names import HostName, RunId

@@ -7,10 +7,10 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gpufleet.lab import container_json as shape
-from gpufleet.lab.container_call import Invocation, Verb
-from gpufleet.lab.container_model import Container, Refused, full_reference
-from gpufleet.lab.container_words import Words
+from gpufleet.lab.containers import json as shape
+from gpufleet.lab.containers.call import Invocation, Verb
+from gpufleet.lab.containers.model import Container, Refused, full_reference
+from gpufleet.lab.containers.words import Words
 from gpufleet.lab.shell.streams import byte_text
 from gpufleet.lab.shell.syntax import Unsupported
 

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from gpufleet.remote.known_hosts import Entry, Parsed, parse
+from gpufleet.remote.ssh.known_hosts import Entry, Parsed, parse
 
 
 class KnownHostsFiles:

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from gpufleet.change.document import JournalError
-from gpufleet.change.journal import SCHEMA, Body, Opened, Record, Settled, decode, encode
+from gpufleet.change.records.document import JournalError
+from gpufleet.change.records.journal import SCHEMA, Body, Opened, Record, Settled, decode, encode
 from gpufleet.clock import Clock
 from gpufleet.errors import PreflightFailed, Refused, UsageError
 from gpufleet.names import RunId

@@ -5,8 +5,8 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any
 
-from gpufleet.lab.container_model import Container, Image, Published
-from gpufleet.lab.simcontainer import ContainerEngine
+from gpufleet.lab.containers.model import Container, Image, Published
+from gpufleet.lab.containers.simcontainer import ContainerEngine
 
 _NEVER = "0001-01-01T00:00:00Z"
 

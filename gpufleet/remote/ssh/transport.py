@@ -25,11 +25,11 @@ from gpufleet.remote.exchange import Deadline, Ended, Received, exchange
 from gpufleet.remote.files import put_command
 from gpufleet.remote.framing import EXEC_REQUEST, Unframed, frame, unframe
 from gpufleet.remote.result import Exit, Lost, Outcome
-from gpufleet.remote.sharing import Once, Slots
-from gpufleet.remote.ssh_auth import AskPassphrase, KeyRing
-from gpufleet.remote.ssh_config import SshConfig
-from gpufleet.remote.ssh_connect import Connector, OfferedKey
-from gpufleet.remote.ssh_options import SshOptions
+from gpufleet.remote.ssh.auth import AskPassphrase, KeyRing
+from gpufleet.remote.ssh.config import SshConfig
+from gpufleet.remote.ssh.connect import Connector, OfferedKey
+from gpufleet.remote.ssh.options import SshOptions
+from gpufleet.remote.ssh.sharing import Once, Slots
 from gpufleet.remote.target import Target
 
 COMMANDS_AT_ONCE = 8

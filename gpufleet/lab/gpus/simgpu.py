@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from hashlib import sha256
 
-from gpufleet.lab.boards import BOARDS, Board, Profile
+from gpufleet.lab.gpus.boards import BOARDS, Board, Profile
 
 RAMP = 5.0
 """Seconds after which a new process holds all the memory it will hold."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gpufleet.lab.container_model import NO_DEVICE_DRIVER, Container, Published, Refused
+from gpufleet.lab.containers.model import NO_DEVICE_DRIVER, Container, Published, Refused
 from gpufleet.lab.simhost import Listener, SimHost
 
 if TYPE_CHECKING:
-    from gpufleet.lab.simcontainer import ContainerEngine
+    from gpufleet.lab.containers.simcontainer import ContainerEngine
 
 
 def check_devices(engine: ContainerEngine, container: Container) -> None:

@@ -22,10 +22,10 @@ import paramiko
 from gpufleet.clock import Clock
 from gpufleet.errors import HostKeyChanged, HostKeyUnknown, HostUnreachable
 from gpufleet.redact import scrub
-from gpufleet.remote import known_hosts
-from gpufleet.remote.known_hosts_file import KnownHostsFiles
-from gpufleet.remote.ssh_auth import KeyRing, agent_keys, authenticate
-from gpufleet.remote.ssh_options import SshOptions
+from gpufleet.remote.ssh import known_hosts
+from gpufleet.remote.ssh.auth import KeyRing, agent_keys, authenticate
+from gpufleet.remote.ssh.known_hosts_file import KnownHostsFiles
+from gpufleet.remote.ssh.options import SshOptions
 from gpufleet.remote.target import Target
 
 HANDSHAKES_AT_ONCE = 5
@@ -74,6 +74,7 @@ class _ProxyCommand:
             stdin=theirs.fileno(),
             stdout=theirs.fileno(),
             stderr=self._errors,
+            env=without_secrets(os.environ),
             start_new_session=True,
         )
         self.recv = ours.recv

@@ -25,10 +25,10 @@ from types import TracebackType
 from typing import Any, Protocol, Self, TypeVar
 
 from gpufleet.clock import SystemClock
-from gpufleet.lab.engine_connection import Connection
-from gpufleet.lab.engine_model import EngineModel, Phase
 from gpufleet.lab.vllm import log
 from gpufleet.lab.vllm.api import Reply, Request
+from gpufleet.lab.vllm.engine_connection import Connection
+from gpufleet.lab.vllm.engine_model import EngineModel, Phase
 from gpufleet.lab.vllm.spec import EngineSpec, Mode
 
 T = TypeVar("T")

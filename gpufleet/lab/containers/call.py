@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from gpufleet.lab.container_model import Container, Refused
-from gpufleet.lab.container_words import Words, read_words
+from gpufleet.lab.containers.model import Container, Refused
+from gpufleet.lab.containers.simcontainer import ContainerEngine
+from gpufleet.lab.containers.templates import TemplateFault, render
+from gpufleet.lab.containers.words import Words, read_words
 from gpufleet.lab.shell.call import Call
 from gpufleet.lab.shell.streams import byte_text
-from gpufleet.lab.simcontainer import ContainerEngine
-from gpufleet.lab.templates import TemplateFault, render
 
 Verb = Callable[["Invocation"], int]
 
