@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import random
 import socket
 import subprocess  # noqa: TID251 a ProxyCommand of ssh_config is a program
@@ -22,6 +23,8 @@ import paramiko
 from gpufleet.clock import Clock
 from gpufleet.errors import HostKeyChanged, HostKeyUnknown, HostUnreachable
 from gpufleet.redact import scrub
+from gpufleet.remote.environment import without_referred
+from gpufleet.remote.environment import without_secrets
 from gpufleet.remote.ssh import known_hosts
 from gpufleet.remote.ssh.auth import KeyRing, agent_keys, authenticate
 from gpufleet.remote.ssh.known_hosts_file import KnownHostsFiles
@@ -74,7 +77,7 @@ class _ProxyCommand:
             stdin=theirs.fileno(),
             stdout=theirs.fileno(),
             stderr=self._errors,
-            env=without_secrets(os.environ),
+            env=without_referred(os.environ),
             start_new_session=True,
         )
         self.recv = ours.recv
