@@ -25,8 +25,7 @@ class Secret(Generic[T]):
     def __init__(self, value: T, *, reference: str = "") -> None:
         self._value: T = value
         self.reference = reference
-        if found := _VARIABLE.fullmatch(reference):
-            _REFERRED.add(found[1])
+        notice(reference)
 
     def reveal(self) -> T:
         """The value itself."""
@@ -48,6 +47,11 @@ class Secret(Generic[T]):
 
     def __reduce__(self) -> str | tuple[object, ...]:
         raise TypeError("a secret is not pickled")
+
+
+def notice(text: str) -> None:
+    """Remember the variables that references in this text name."""
+    _REFERRED.update(_VARIABLE.findall(text))
 
 
 def referred() -> frozenset[str]:

@@ -28,6 +28,7 @@ from typing import Any, NoReturn
 import yaml
 
 from gpufleet.located import Located, Problems
+from gpufleet.redact import notice
 
 LIMIT = 5_000_000
 """Bytes that a file may have."""
@@ -91,6 +92,7 @@ def parse(content: bytes, file: str, problems: Problems) -> Located | None:
     """The one document in `content`; `file` is only a name for messages."""
     try:
         text = _decoded(content, file, problems)
+        notice(text)
         return _Builder(file, problems).build(text)
     except yaml.MarkedYAMLError as error:
         _note_syntax(error, content, file, problems)

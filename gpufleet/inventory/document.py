@@ -30,24 +30,40 @@ from gpufleet.located import Located, Problems, convert
 from gpufleet.names import HostName
 from gpufleet.redact import Secret
 
+PATH_MAX = 1024
+"""Letters: whatever they are, no more bytes than Linux takes in a path (4096)."""
+
 Port = Annotated[int, Meta(ge=1, le=65535)]
 Text = Annotated[str, Meta(min_length=1)]
 UserName = Annotated[
     str,
-    Meta(pattern=r"^(?!-)[^\s\x00-\x1f]+$", description="a user name, without spaces or a leading hyphen"),
+    Meta(
+        pattern=r"^(?!-)[^\s\x00-\x1f]+$(?!\n)",
+        max_length=256,
+        description="a user name of at most 256 letters, without spaces or a leading hyphen",
+    ),
 ]
 Jumps = Annotated[
     str,
     Meta(
-        pattern=r"^(?!-)[^\s\x00-\x1f]+$",
+        pattern=r"^(?!-)[^\s\x00-\x1f]+$(?!\n)",
+        max_length=PATH_MAX,
         description="jump hosts as ssh takes them, [user@]host[:port], with commas between them",
     ),
 ]
-FilePath = Annotated[str, Meta(pattern=r"^(?!-)[^\x00-\x1f]+$", description="the path of a file")]
+FilePath = Annotated[
+    str,
+    Meta(
+        pattern=r"^(?!-)[^\x00-\x1f]+$(?!\n)",
+        max_length=PATH_MAX,
+        description="the path of a file, at most 1024 letters",
+    ),
+]
 Reference = Annotated[
     str,
     Meta(
-        pattern=r"^\$\{(env|file|cmd):[^}]+\}$",
+        pattern=r"^\$\{(env|file|cmd):[^}]+\}$(?!\n)",
+        max_length=PATH_MAX,
         description=(
             "a reference to a secret, ${env:NAME}, ${file:PATH} or ${cmd:PROGRAM ARGUMENTS}; "
             "the secret itself never stands in this file"
@@ -77,9 +93,13 @@ class CommonDocument(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     connection: Literal["ssh", "local"] | None = None
     labels: dict[str, Scalar] | None = None
     runtime: Literal["auto", "docker", "podman", "nerdctl"] | None = None
-    runtime_path: Annotated[str, Meta(pattern=r"^/[^\x00-\x1f]+$", description="an absolute path")] | None = (
-        None
-    )
+    runtime_path: (
+        Annotated[
+            str,
+            Meta(pattern=r"^/[^\x00-\x1f]+$(?!\n)", max_length=PATH_MAX, description="an absolute path"),
+        ]
+        | None
+    ) = None
     become: Literal["never", "auto", "always"] | None = None
     sudo_password: Reference | None = None
     ssh_password: Reference | None = None

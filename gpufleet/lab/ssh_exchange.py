@@ -194,7 +194,7 @@ class Exchange:
             error, content = letter
             try:
                 (self.channel.sendall_stderr if error else self.channel.sendall)(content)
-            except OSError:
+            except (OSError, EOFError):
                 continue  # the client has gone; the command runs on
 
 

@@ -22,3 +22,9 @@ def without_secrets(environment: Mapping[str, str]) -> dict[str, str]:
         for name, value in environment.items()
         if name not in named and not _SECRET_NAME.search(name) and scrub(f" {value}") == f" {value}"
     }
+
+
+def without_referred(environment: Mapping[str, str]) -> dict[str, str]:
+    """Every variable that no reference names: for the operator's own programs, which may need credentials of theirs."""
+    named = referred()
+    return {name: value for name, value in environment.items() if name not in named}

@@ -69,7 +69,7 @@ HOSTILE = (
     "x" * 70_000, "é" * 70_000,
 )  # fmt: skip
 texts = st.one_of(
-    st.sampled_from(HOSTILE),
+    st.sampled_from([text for text in HOSTILE if len(text) < 10_000]),
     st.text(st.characters(exclude_categories=["Cs"]), max_size=40),
     st.lists(st.sampled_from(HOSTILE[:60]), min_size=2, max_size=4).map("".join),
 )
@@ -253,8 +253,8 @@ def play(written: object) -> str:
 
 @pytest.mark.parametrize("place", PLACES)
 def test_every_place_refuses_or_delivers_what_is_known_to_be_hostile(place):
-    """Each place takes its share of the list; the deep profiles take all of it."""
-    shares = 14 if EXAMPLES <= 50 else 1
+    """Each place takes its share of the list; the deep profile takes all of it."""
+    shares = 14 if EXAMPLES < 1000 else 1
     first = list(PLACES).index(place) % shares
     assert {play(PLACES[place](text)) for text in HOSTILE[first::shares]} <= ENDINGS
 
@@ -287,6 +287,11 @@ def test_what_can_be_delivered_is():
         (document({"model": "a\0b"}), "control character"),
         (document({"gate": {"prompt": "x" * 10_001}}), "<= 10000"),
         (document({"limits": {"memory": "٣g"}}), "no limit"),
+        (document(host={"user": "é" * 70_000}), "a user name of at most 256"),
+        (document(host={"user": "root\n"}), "a user name"),
+        (document(host={"identity_file": "x" * 70_000}), "the path of a file, at most"),
+        (document(host={"runtime_path": f"/{'x' * 70_000}"}), "an absolute path"),
+        (document(host={"proxy_jump": "x" * 70_000}), "jump hosts"),
     ],
 )
 def test_what_no_program_can_receive_is_refused_at_its_line(tmp_path, written, says):

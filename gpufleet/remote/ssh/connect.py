@@ -24,7 +24,6 @@ from gpufleet.clock import Clock
 from gpufleet.errors import HostKeyChanged, HostKeyUnknown, HostUnreachable
 from gpufleet.redact import scrub
 from gpufleet.remote.environment import without_referred
-from gpufleet.remote.environment import without_secrets
 from gpufleet.remote.ssh import known_hosts
 from gpufleet.remote.ssh.auth import KeyRing, agent_keys, authenticate
 from gpufleet.remote.ssh.known_hosts_file import KnownHostsFiles
