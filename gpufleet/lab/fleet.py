@@ -214,7 +214,7 @@ def _gpus(wish: HostWish) -> list[SimGpu]:
 
 def parse_gpus(text: str) -> tuple[int, str]:
     """`8xH100-80GB` as a number and a board; raises `ValueError` that names the boards there are."""
-    found = re.fullmatch(r"(\d+)x(.+)", text)
+    found = re.fullmatch(r"([0-9]+)x(.+)", text)
     if found is None or found[2] not in BOARDS or not 1 <= int(found[1]) <= 16:
         raise ValueError(f"no GPUs `{text}`: write NUMBERxBOARD with 1 to 16 of {', '.join(BOARDS)}")
     return int(found[1]), found[2]

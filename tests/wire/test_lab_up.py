@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 import signal
 import socket
 import subprocess
@@ -13,7 +15,7 @@ import httpx
 import pytest
 
 from gpufleet.clock import SystemClock
-from gpufleet.errors import CannotServe
+from gpufleet.errors import CannotServe, Refused
 from gpufleet.inventory.load import load
 from gpufleet.lab import background
 from gpufleet.lab.lab_files import LabFolder
@@ -97,6 +99,58 @@ def test_a_process_that_only_has_the_number_is_left_alone(tmp_path: Path):
             assert bystander.poll() is None
         finally:
             bystander.send_signal(signal.SIGKILL)
+
+
+def test_files_that_no_lab_wrote_are_neither_overwritten_nor_removed(tmp_path: Path):
+    folder = LabFolder(tmp_path)
+    own = {path: f"mine: {path.name}" for path in (folder.inventory, folder.key, folder.known_hosts)}
+    for path, content in own.items():
+        path.write_text(content)
+    assert background.down(folder, SystemClock()) is None
+    with pytest.raises(Refused, match=r"no lab wrote: inventory\.yaml, id_ecdsa, known_hosts"):
+        background.up(folder, hosts=1, gpus="1xH100-80GB")
+    assert {path: path.read_text() for path in tmp_path.iterdir()} == own
+
+
+@pytest.mark.parametrize("place", ["file", "file/below"])
+def test_a_folder_that_cannot_be(tmp_path: Path, place: str):
+    (tmp_path / "file").write_text("")
+    folder = LabFolder(tmp_path / place)
+    with pytest.raises(Refused, match="cannot go there"):
+        background.up(folder, hosts=1, gpus="1xH100-80GB")
+    assert background.down(folder, SystemClock()) is None
+
+
+def test_ctrl_c_while_a_lab_starts_leaves_none_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    started: list[subprocess.Popen[bytes]] = []
+
+    def interrupted(*_: object) -> object:
+        raise KeyboardInterrupt
+
+    class Remembered(subprocess.Popen[bytes]):
+        def __init__(self, *words: object, **options: object) -> None:
+            super().__init__(*words, **options)
+            started.append(self)
+
+    folder = LabFolder(tmp_path / "lab")
+    with monkeypatch.context() as patch:
+        patch.setattr(background.select, "select", interrupted)
+        patch.setattr(background.subprocess, "Popen", Remembered)
+        with pytest.raises(KeyboardInterrupt):
+            background.up(folder, hosts=1, gpus="1xH100-80GB")
+    assert started[0].returncode == -signal.SIGKILL
+    assert background.down(folder, SystemClock()) is None
+    assert not (folder.path / "lab.json").exists()
+
+
+def test_one_start_at_a_time(tmp_path: Path):
+    descriptor = os.open(tmp_path, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        with pytest.raises(Refused, match="another command starts a lab there"):
+            background.up(LabFolder(tmp_path), hosts=1, gpus="1xH100-80GB")
+    finally:
+        os.close(descriptor)
 
 
 def test_a_lab_that_cannot_start_says_why(tmp_path: Path):
