@@ -18,6 +18,8 @@ ReadInclude: TypeAlias = Callable[[str], list[str] | None]
 
 MOST_FILES = 64
 _UNLIKE = frozenset({"match", "canonicalizehostname", "hostname"})
+_UNUSED = frozenset({"controlpath", "localcommand", "remotecommand"})
+"""Keywords whose tokens may differ: nothing here reads their values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +68,8 @@ def _words(line: str) -> list[str] | None:
         return None
     rest = re.sub(r"^\s*=?\s*", "", text[keyword.end() :])
     if keyword[0].lower() not in {"host", "include"}:
-        return [keyword[0].lower()]
+        # `ssh -G` expands tokens such as %n in some values and leaves them in others.
+        return None if "%" in rest and keyword[0].lower() not in _UNUSED else [keyword[0].lower()]
     try:
         return [keyword[0].lower(), *shlex.split(rest, comments=True)]
     except ValueError:

@@ -94,10 +94,26 @@ def test_hosts_that_are_spoken_of_alike_cost_one_question(tmp_path):
         'Host "open\n',
         "Host GPU-*\n",
         "%%%\n",
+        "UserKnownHostsFile /tmp/known_%n\n",
     ],
 )
 def test_what_is_not_understood_makes_hosts_unlike(text):
     assert patterns([text], lambda _name: []).signature("gpu-01") is None
+
+
+def test_tokens_of_values_that_nobody_reads_do_not_matter():
+    assert patterns(["ControlPath ~/.ssh/%C\n"], lambda _name: []).signature("gpu-01") == ()
+
+
+@real_ssh
+def test_a_token_in_a_value_is_expanded_for_each_host(tmp_path):
+    path = tmp_path / "config"
+    path.write_text("Host *\n  UserKnownHostsFile /tmp/known_%n\n")
+    config = SshConfig()
+    assert [config.look(Asked(host=host, config_file=str(path))).known_hosts[0] for host in ("a", "b")] == [
+        "/tmp/known_a",
+        "/tmp/known_b",
+    ]
 
 
 def test_included_files_count():
