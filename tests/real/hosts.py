@@ -28,7 +28,7 @@ from tests.real.machine import Failed, ProcessMark, children, run, until
 ROOT_DISK_GIB = 8
 DOCKER_DISK_GIB = 40
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-GPU_NAMES = ("NVIDIA H100 80GB HBM3",) * 4
+BOARDS = ("H100-80GB",) * 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ class RealHost:
         """UUIDs of its GPUs, the same at every run."""
         return tuple(
             f"GPU-{uuid.uuid5(uuid.NAMESPACE_DNS, f'{self.name}.gpu{index}.example')}"
-            for index in range(len(GPU_NAMES))
+            for index in range(len(BOARDS))
         )
 
     # --- on and off ------------------------------------------------------------------------------------------
@@ -291,7 +291,7 @@ class RealHost:
                 address=self.address,
                 registry=self.site.registry,
                 public_key=(self.site.directory / "keys/id_ed25519.pub").read_text(),
-                gpus=list(zip(self.gpus, GPU_NAMES, strict=True)),
+                gpus=list(zip(self.gpus, BOARDS, strict=True)),
             )
 
     def _plug_in(self) -> None:

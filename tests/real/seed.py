@@ -33,7 +33,7 @@ def may_raise_limits() -> bool:
 def make(
     seed: Path, *, name: str, address: str, registry: str, public_key: str, gpus: Sequence[tuple[str, str]]
 ) -> None:
-    """Fill `seed`; `gpus` are pairs of UUID and product name."""
+    """Fill `seed`; `gpus` are pairs of UUID and the lab's key of the board."""
     for folder in ("etc/ssh", "etc/docker", "usr/local/sbin", "usr/bin"):
         (seed / folder).mkdir(parents=True)
     key = seed / "etc/ssh/ssh_host_ed25519_key"
@@ -54,7 +54,7 @@ def make(
         "etc/registry.yml": REGISTRY_CONFIG,
         "etc/docker/daemon.json": json.dumps(daemon),
         "etc/gpu-devices": "".join(f"{uuid}\n" for uuid, _ in gpus),
-        "etc/gpus.json": json.dumps([{"uuid": uuid, "name": product} for uuid, product in gpus]),
+        "etc/gpus.json": json.dumps([{"uuid": uuid, "board": board} for uuid, board in gpus]),
     }
     for path, content in contents.items():
         (seed / path).write_text(content)
@@ -62,7 +62,16 @@ def make(
         shutil.copy(HOST_FILES / program, seed / "usr/local/sbin" / program)
     for program in ("nvidia-smi", "nvidia-ctk", "nvidia-container-runtime-hook"):
         shutil.copy(HOST_FILES / program, seed / "usr/bin" / program)
+    _give_double(seed / "usr/local/lib/double")
     _authorize(seed, public_key)
+
+
+def _give_double(place: Path) -> None:
+    """The part of this package that plays nvidia-smi: pure Python that needs the standard library alone."""
+    package = HOST_FILES.parents[2] / "gpufleet"
+    skip = shutil.ignore_patterns("__pycache__", "*.typed")
+    shutil.copytree(package / "lab", place / "gpufleet/lab", ignore=skip)
+    shutil.copy(package / "__init__.py", place / "gpufleet/__init__.py")
 
 
 def _authorize(seed: Path, public_key: str) -> None:

@@ -63,6 +63,8 @@ fi
 hostname "$name"
 mkdir -p /run/sshd /run/lock /run/host
 ip link set lo up
+# Once as root: what Python compiles is kept, and everybody's later calls are quick.
+if [ -e /etc/gpus.json ]; then PYTHONDONTWRITEBYTECODE= nvidia-smi -L >/dev/null 2>&1 & fi
 echo ready > /run/host/ready
 for service in $services; do systemctl start "$service"; done
 exec tini -s -- sleep infinity
