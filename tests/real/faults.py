@@ -166,15 +166,17 @@ def firewall(host: RealHost, *rule: str) -> Iterator[None]:
 @contextmanager
 def host_key_changed(host: RealHost) -> Iterator[None]:
     """The host was installed anew: its sshd shows another key."""
-    path = "/etc/ssh/ssh_host_ed25519_key"
-    host.shell(
-        f"cp -p {path} {path}.old; rm {path}; ssh-keygen -q -t ed25519 -N '' -f {path}; kill -HUP $(cat /run/sshd.pid)"
+    key, kept, reload = (
+        "/etc/ssh/ssh_host_ed25519_key",
+        "/run/host/key-kept",
+        "kill -HUP $(cat /run/sshd.pid)",
     )
+    host.shell(f"mv {key} {kept}; mv {key}.pub {kept}.pub; ssh-keygen -q -t ed25519 -N '' -f {key}; {reload}")
     until(host.ssh_answers, within=20, what="sshd answers")
     try:
         yield
     finally:
-        host.shell(f"mv {path}.old {path}; kill -HUP $(cat /run/sshd.pid)")
+        host.shell(f"mv {kept} {key}; mv {kept}.pub {key}.pub; {reload}")
         until(host.ssh_answers, within=20, what="sshd answers")
 
 
