@@ -216,7 +216,12 @@ if [ -n "$3" ]; then
 elif [ ! -f "$root/runs/$2/acted" ]; then
   rm -rf "$root/runs/$2"
 fi
-mkdir "$root/over-$1" 2>/dev/null || { say lost; exit 0; }
+if ! mkdir "$root/over-$1" 2>/dev/null; then
+  if [ -d "$root/over-$1" ]; then say lost; exit 0; fi
+  # No room for a directory: the heartbeat of the lease that ends makes some.
+  rm -f "$lease/beat-$1"
+  mkdir "$root/over-$1" || { say lost; exit 0; }
+fi
 mv "$lease" "$root/was-$1" && rm -rf "$root/was-$1"
 rmdir "$root/over-$1"
 printf '%s released\\n' 'WORD'

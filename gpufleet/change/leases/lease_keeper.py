@@ -30,16 +30,25 @@ class LeaseKeeper:
         holder: who we are; each keeper has a token of its own.
         heartbeat: seconds between two heartbeats.
         audit: where takeovers are noted.
+        died_here: whether a run is one of this machine whose process is gone.
     """
 
     def __init__(
-        self, *, reach: Reach, holder: Holder, run: RunId, audit: Audit, heartbeat: float = lease.HEARTBEAT
+        self,
+        *,
+        reach: Reach,
+        holder: Holder,
+        run: RunId,
+        audit: Audit,
+        died_here: Callable[[str], bool] = lambda _run: False,
+        heartbeat: float = lease.HEARTBEAT,
     ) -> None:
         self.grants: dict[HostName, Grant] = {}
         self._reach = reach
         self._holder = replace(holder, token=secrets.token_hex(16), run=run)
         self.run = run
         self._audit = audit
+        self._died_here = died_here
         self._heartbeat = heartbeat
         self._ended = threading.Event()
 
@@ -120,7 +129,7 @@ class LeaseKeeper:
         if answer.standing is Standing.SETTLED:
             raise went_on(host, self.run, f"it is {answer.ending}")
         if answer.standing is not Standing.TAKEN:
-            raise held(host, answer)
+            raise held(host, answer, died_here=self._died_here)
         self.grants[host] = Grant(host=host, token=self._holder.token, run=self.run, root=answer.root)
         if answer.over:
             self._audit.note("takeover", host=host, run=self.run, who=self._holder.who, over=answer.over)
@@ -201,14 +210,13 @@ def unlock(reach: Reach, host: HostName, *, who: str, reason: str, audit: Audit)
     return replace(answer, holder=old, open_run=before.open_run)
 
 
-def held(host: HostName, answer: Answer) -> LeaseHeld:
-    """The error that says who holds a lease and what ends it."""
+def held(
+    host: HostName, answer: Answer, *, died_here: Callable[[str], bool] = lambda _run: False
+) -> LeaseHeld:
+    """The error that says who holds a lease and what ends it: the run's own end comes before force."""
     holder = answer.holder or Holder(who="somebody", run="", operation="")
     beat = "no heartbeat ever seen" if holder.age is None else f"last heartbeat {holder.age} s ago"
     state = "expired, and its run is open" if answer.standing is Standing.EXPIRED else "held"
-    message = (
-        f"{state}: {holder.who}, {holder.operation or 'unknown operation'}, run {holder.run or '?'}, {beat}"
-    )
     hints: tuple[str, ...]
     if answer.standing is Standing.EXPIRED and holder.run:
         hints = (
@@ -216,11 +224,17 @@ def held(host: HostName, answer: Answer) -> LeaseHeld:
             f"gpufleet change undo {holder.run}",
             f"on another machine add `--from {host}`",
         )
+    elif died_here(holder.run):
+        state = "held by a run of this machine whose process is gone"
+        hints = (f"gpufleet change resume {holder.run}", f"gpufleet change undo {holder.run}")
     else:
         hints = (
             f"wait; it expires {lease.EXPIRES} s after its last heartbeat",
             f"gpufleet change unlock {host} --reason TEXT",
         )
+    message = (
+        f"{state}: {holder.who}, {holder.operation or 'unknown operation'}, run {holder.run or '?'}, {beat}"
+    )
     row = ErrorRow(where=host, message=message, hint=hints[0])
     return LeaseHeld("a lease is held by another run", where=host, hints=hints, rows=(row,))
 
