@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from threading import Event
 from typing import TypeAlias, TypeVar
@@ -301,5 +302,6 @@ def _keeper(tools: Tools, reach: Reach, run: RunId, seat: str, plan: Plan) -> Le
         holder=Holder(who=tools.operator, run=run, operation=plan.title, seat=seat),
         run=run,
         audit=Audit(tools.state_dir, tools.clock),
+        died_here=partial(journal_file.died_here, tools.state_dir),
         heartbeat=tools.heartbeat,
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 
 from gpufleet.clock import Clock
-from gpufleet.errors import HostUnreachable
+from gpufleet.errors import HostUnreachable, SelectionError
 from gpufleet.names import HostName
 from gpufleet.remote.command import Command
 from gpufleet.remote.result import Lost, Outcome
@@ -28,11 +28,14 @@ class Reach:
         self._lock = threading.Lock()
 
     def run(self, host: HostName, command: Command) -> Outcome:
-        """Run once; a host that cannot be reached is `Lost(sent=False)`."""
+        """Run once; a host that cannot be reached, or left the inventory, is `Lost(sent=False)`."""
         try:
             session = self._session(host)
         except HostUnreachable as error:
             return Lost(reason=error.summary, sent=False)
+        except SelectionError:
+            # A run names its hosts; whoever ends it later may have another inventory.
+            return Lost(reason="the inventory does not have this host any more", sent=False)
         outcome = session.run(command)
         if isinstance(outcome, Lost):
             self._drop(host, session)

@@ -53,7 +53,8 @@ class HostRow:
         """As an error has it."""
         left = f"left: {', '.join(self.left)}" if self.left and self.status == "left" else ""
         parts = [part for part in (self.phase, self.reason, left) if part]
-        return ErrorRow(where=self.host, message=f"{self.status}: {'; '.join(parts)}", hint=self.hint)
+        message = ": ".join(part for part in (self.status, "; ".join(parts)) if part)
+        return ErrorRow(where=self.host, message=message, hint=self.hint)
 
 
 def host_rows(state: State, durations: Mapping[HostName, float]) -> tuple[HostRow, ...]:

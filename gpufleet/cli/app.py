@@ -6,9 +6,10 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpufleet.errors import ExitCode, FleetError, Interrupted, UsageError
+from gpufleet.errors import ExitCode, FleetError, Interrupted, PreflightFailed, UsageError
 
 if TYPE_CHECKING:
     from gpufleet.cli.settings import Settings
@@ -63,14 +64,24 @@ def _run(settings: Settings, rest: list[str]) -> int:
         return _fail(error, name)
     except KeyboardInterrupt:
         return _fail(Interrupted("interrupted before anything was changed"), name)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
     except Exception as error:  # noqa: BLE001  # the last resort: save the traceback, show one line
-        usage = _usage_of(error)
-        if usage is not None:
-            return _fail(usage, name)
+        known = _usage_of(error) or _state_fault(error, settings)
+        if known is not None:
+            return _fail(known, name)
         return _crash(error, settings, name)
+
+
+def _state_fault(error: Exception, settings: Settings) -> FleetError | None:
+    """A state directory that is missing, unreadable, full or no directory, as an error of ours."""
+    if not isinstance(error, OSError) or not isinstance(error.filename, str):
+        return None
+    if settings.state_dir not in (Path(error.filename), *Path(error.filename).parents):
+        return None
+    return PreflightFailed(
+        f"the state directory cannot be used: {(error.strerror or str(error)).lower()}",
+        where=error.filename,
+        hints=("choose another with `--state-dir PATH` or GPUFLEET_STATE",),
+    )
 
 
 def _fail(error: FleetError, name: str) -> int:
@@ -90,6 +101,8 @@ def _invoke(rest: list[str]) -> int:
         )
     else:
         result = application()(args=rest, prog_name="gpufleet", standalone_mode=False)
+    if result == ExitCode.INTERRUPTED:  # Typer swallows Ctrl-C; no command of ours ends with this code
+        raise KeyboardInterrupt
     return result if isinstance(result, int) else 0
 
 
@@ -108,7 +121,9 @@ def _usage_of(error: Exception) -> UsageError | None:
     if message is None or getattr(error, "exit_code", None) is None:
         return None
     if type(error).__name__ == "NoArgsIsHelpError":
-        print(message(), file=sys.stderr)
+        from gpufleet.cli.console import note
+
+        note(message())
         return UsageError("no command was given", hints=("`--help` lists them",))
     context = getattr(error, "ctx", None)
     path = getattr(context, "command_path", "gpufleet")
@@ -119,11 +134,12 @@ def _usage_of(error: Exception) -> UsageError | None:
 def _crash(error: Exception, settings: Settings, name: str) -> int:
     import traceback
 
+    from gpufleet.cli.console import note
     from gpufleet.redact import scrub
 
     text = scrub("".join(traceback.format_exception(error)))
     if settings.verbose:
-        print(text, file=sys.stderr)
+        note(text)
     folder = settings.state_dir / "crashes"
     hints = ["this is a fault of gpufleet, not yours; please report it with the saved traceback"]
     try:

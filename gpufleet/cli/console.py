@@ -100,7 +100,8 @@ _COLOURS = {"red": "31", "green": "32", "yellow": "33", "blue": "34", "cyan": "3
 
 def paint(text: str, colour: str) -> str:
     """`text` in a colour, when standard error is a terminal and `NO_COLOR` is unset."""
-    if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb" or not sys.stderr.isatty():
+    plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
+    if plain or sys.stderr is None or not sys.stderr.isatty():
         return text
     return f"\x1b[{_COLOURS[colour]}m{text}\x1b[0m"
 
@@ -112,9 +113,10 @@ def fail(error: FleetError, command: str) -> int:
         return int(error.exit)
     hint_mark = paint("hint:", "cyan")
     lines = [f"{paint('error:', 'red')} {error}"]
+    shared = set(error.hints)  # said once below, not under every row
     for row in error.rows:
         lines.append(f"  {row.where}: {row.message}" if row.where else f"  {row.message}")
-        lines += [f"    {hint_mark} {row.hint}"] if row.hint else []
+        lines += [f"    {hint_mark} {row.hint}"] if row.hint and row.hint not in shared else []
     lines += [f"{hint_mark} {hint}" for hint in dict.fromkeys(error.hints)]
     for line in lines:
         _write(sys.stderr, scrub(line))
@@ -162,5 +164,18 @@ def _print_json(command: str, outcome: str, exit_code: ExitCode, fields: Mapping
     _write(sys.stdout, json.dumps(record, ensure_ascii=False, default=str))
 
 
-def _write(stream: TextIO, text: str) -> None:
-    print(text.encode("utf-8", "replace").decode("utf-8"), file=stream, flush=True)
+def _write(stream: TextIO | None, text: str) -> None:
+    """One text to a stream. A stream that nobody reads changes neither what is done nor the exit code."""
+    if stream is None:  # closed before we started; print() would take the other one instead
+        return
+    try:
+        print(text.encode("utf-8", "replace").decode("utf-8"), file=stream, flush=True)
+    except BrokenPipeError:
+        silence(stream)
+
+
+def silence(stream: TextIO) -> None:
+    """Lead a stream whose reader has gone away to nowhere, so that nothing fails on it again."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, stream.fileno())
+    os.close(nowhere)

@@ -52,7 +52,9 @@ class Settings:
     @property
     def interactive(self) -> bool:
         """Whether a question may be asked: a terminal on both ends, text output, and nobody said no."""
-        return not self.no_input and self.output == "text" and sys.stdin.isatty() and sys.stderr.isatty()
+        ends = (sys.stdin, sys.stderr)  # None when it was closed before we started
+        on_terminal = all(end is not None and end.isatty() for end in ends)
+        return not self.no_input and self.output == "text" and on_terminal
 
 
 _current = Settings()

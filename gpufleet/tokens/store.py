@@ -47,7 +47,7 @@ class TokenStore:
 
     def all(self) -> tuple[Token, ...]:
         """Every token ever made, oldest first; nothing when there is no store yet."""
-        if not self.path.exists():
+        if not self._is_there():
             return ()
         with self._connection(create=False) as connection:
             rows = connection.execute(f"SELECT {_COLUMNS} FROM tokens ORDER BY created_at, id")  # noqa: S608 - a constant
@@ -90,13 +90,21 @@ class TokenStore:
             _insert(connection, fresh)
             return fresh
 
+    def _is_there(self) -> bool:
+        """Raises OSError when that cannot be known: a place that cannot be read is not an empty one."""
+        try:
+            self.path.stat()
+        except FileNotFoundError:
+            return False
+        return True
+
     @contextlib.contextmanager
     def _connection(self, *, create: bool) -> Iterator[sqlite3.Connection]:
         if create:
             self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            if not self.path.exists():
+            if not self._is_there():
                 os.close(os.open(self.path, os.O_CREAT | os.O_WRONLY, 0o600))
-        elif not self.path.exists():
+        elif not self._is_there():
             raise UsageError("there are no tokens yet", hints=("make one with `gpufleet token create NAME`",))
         connection = sqlite3.connect(self.path, timeout=10.0, isolation_level=None)
         try:

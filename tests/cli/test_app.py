@@ -106,5 +106,61 @@ def test_our_own_fault_saves_a_traceback(tmp_path: Path, capsys: pytest.CaptureF
     assert "abcdefghijklmnop" not in saved[0].read_text() + capsys.readouterr().err
 
 
+def test_a_hint_for_all_is_said_once(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = (ErrorRow("gpu-01", "full", "make room"), ErrorRow("gpu-02", "odd", "look at it"))
+    console.fail(Refused("no", hints=("make room",), rows=rows), "pool deploy")
+    said = capsys.readouterr().err.splitlines()
+    assert [line.strip() for line in said if "hint:" in line] == ["hint: look at it", "hint: make room"]
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-"])
+def test_closed_streams_are_no_fault_of_ours(tmp_path: Path, closed: str) -> None:
+    words = f'"$1" -m gpufleet token revoke ann --state-dir "$2" {closed}'
+    done = subprocess.run(
+        ["/bin/sh", "-c", words, "sh", sys.executable, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        stdin=subprocess.DEVNULL,
+    )
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert not (tmp_path / "crashes").exists()
+
+
+@pytest.mark.parametrize(("words", "code"), [(("change", "list"), 0), (("hosts", "list", "-i", "no"), 2)])
+def test_a_reader_that_left_does_not_change_the_exit_code(
+    tmp_path: Path, words: tuple[str, ...], code: int
+) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "gpufleet", *words, "-o", "json", "--state-dir", str(tmp_path)],
+            stdout=writer,
+            stderr=subprocess.PIPE,
+            timeout=60,
+            check=False,
+        )
+    finally:
+        os.close(writer)
+    assert (done.returncode, done.stderr) == (code, b"")
+
+
+def test_ctrl_c_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def interrupted(_answer: console.Answer) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("gpufleet.cli.token.finish", interrupted)
+    monkeypatch.setenv("GPUFLEET_STATE", "/nonexistent")
+    try:
+        assert main(["token", "list", "-o", "json"]) == ExitCode.INTERRUPTED
+    finally:
+        settings.install(settings.Settings())
+    answer = json.loads(capsys.readouterr().out)
+    assert (answer["error"]["code"], answer["exit"]) == ("interrupted", 130)
+
+
 def test_main_returns_a_code_instead_of_exiting() -> None:
     assert main(["--version"]) == 0

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from gpufleet.change.model import Check, Plan
 from gpufleet.change.records import journal_file
 from gpufleet.clock import SystemClock
 from gpufleet.deploy.gate import PREDICATES
-from gpufleet.errors import FleetError
+from gpufleet.errors import FleetError, LeaseHeld
 from gpufleet.names import HostName, RunId
 from gpufleet.redact import Secret
 from gpufleet.remote.command import Command
@@ -268,3 +269,37 @@ def test_a_lease_of_somebody_else_is_respected(desk, monkeypatch):
     answer = desk.json("change", "resume", RUN, status=6)
     assert "bob@other pid 9" in answer["error"]["rows"][0]["message"]
     assert desk.json("change", "list")["runs"][0]["state"] == "interrupted"
+
+
+def test_a_run_that_died_here_is_offered_before_its_lease_is_broken(desk, monkeypatch):
+    desk.killed_run(TWO, 4, monkeypatch)
+    desk.hosts.cut = False
+    following = Tools(
+        transport=desk.hosts, clock=SystemClock(), predicates=PREDICATES, state_dir=desk.state, operator="ann"
+    )
+    with pytest.raises(LeaseHeld) as caught:
+        run_change(TWO, following, on_commit=lambda _run, _context: None)
+    assert caught.value.hints == (f"gpufleet change resume {RUN}", f"gpufleet change undo {RUN}")
+    elsewhere = replace(following, state_dir=desk.root / "other")
+    with pytest.raises(LeaseHeld, match="held by another run") as caught:
+        run_change(TWO, elsewhere, on_commit=lambda _run, _context: None)
+    assert "it expires" in caught.value.hints[0]
+
+
+def test_a_host_that_left_the_inventory_holds_up_only_itself(desk, monkeypatch):
+    desk.killed_run(TWO, 4, monkeypatch)
+    inventory = desk.root / "inventory.yaml"
+    before = inventory.read_text()
+    inventory.write_text(before.replace("here:", "there:"))
+    answer = desk.json("change", "undo", RUN, status=10)
+    assert [(row["host"], row["status"]) for row in answer["hosts"]] == [("here", "left")]
+    inventory.write_text(before)
+    assert desk.json("change", "undo", RUN)["run"] == RUN
+    assert desk.things() == set()
+
+
+@pytest.mark.parametrize("words", [("list",), ("show", RUN)])
+def test_a_state_directory_that_is_none_is_no_empty_one(desk, words):
+    (desk.root / "file").write_text("")
+    answer = desk.json("change", *words, "--state-dir", str(desk.root / "file"), status=8)
+    assert answer["error"]["message"] == "the state directory cannot be used: not a directory"

@@ -88,3 +88,12 @@ def test_a_broken_store_is_named(tmp_path):
     assert ended.returncode == 4
     assert "tokens.db" in ended.stderr
     assert "Traceback" not in ended.stderr
+
+
+@pytest.mark.parametrize("words", [("list",), ("create", "ann"), ("revoke", "ann", "--yes")])
+def test_a_state_directory_that_is_none_is_named(tmp_path, words):
+    (tmp_path / "file").write_text("")
+    done = gpufleet(tmp_path / "file", "token", *words, "-o", "json")
+    answer = json.loads(done.stdout)
+    assert (done.returncode, answer["error"]["code"]) == (8, "preflight")
+    assert answer["error"]["message"].startswith("the state directory cannot be used: ")

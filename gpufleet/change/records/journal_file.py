@@ -123,6 +123,7 @@ def create(state_dir: Path, run: RunId, clock: Clock, first: Body) -> JournalFil
     try:
         journal.append(first)
     except BaseException as error:
+        journal.discard()
         journal.close()
         if isinstance(error, JournalError):
             hints = ("make room; nothing was changed",)
@@ -202,11 +203,12 @@ def parse(content: bytes, where: str) -> tuple[tuple[Record, ...], int]:
 
 
 def summaries(state_dir: Path) -> tuple[RunSummary, ...]:
-    """Every run of this machine, the latest first."""
-    folder = state_dir / "runs"
-    if not folder.is_dir():
+    """Every run of this machine, the latest first. Raises OSError: what cannot be read is not empty."""
+    try:
+        items = list((state_dir / "runs").iterdir())
+    except FileNotFoundError:
         return ()
-    made = (item.name for item in folder.iterdir() if _RUN.fullmatch(item.name) and (item / NAME).is_file())
+    made = (item.name for item in items if _RUN.fullmatch(item.name) and (item / NAME).is_file())
     names = sorted(made, reverse=True)
     return tuple(summary(state_dir, RunId(name)) for name in names)
 
@@ -214,6 +216,14 @@ def summaries(state_dir: Path) -> tuple[RunSummary, ...]:
 def exists(state_dir: Path, run: RunId) -> bool:
     """Whether this machine has a journal of the run."""
     return (_folder(state_dir, run) / NAME).is_file()
+
+
+def died_here(state_dir: Path, run: str) -> bool:
+    """Whether a run of this machine, as a host names it, is open although no process works on it any more."""
+    if not _RUN.fullmatch(run) or not exists(state_dir, RunId(run)):
+        return False
+    found = summary(state_dir, RunId(run))
+    return bool(found.records) and not found.ending and not found.busy
 
 
 def summary(state_dir: Path, run: RunId) -> RunSummary:

@@ -111,6 +111,22 @@ def test_a_state_directory_that_cannot_be_written_stops_before_anything(tmp_path
         journal_file.create(tmp_path / "file", RUN, clock, FIRST)
 
 
+def test_a_run_without_its_first_record_leaves_nothing(state, clock, monkeypatch):
+    def full(_number, _content):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(journal_file, "_write_whole", full)
+    with pytest.raises(PreflightFailed, match="No space left"):
+        journal_file.create(state, RUN, clock, FIRST)
+    assert journal_file.summaries(state) == ()
+
+
+def test_a_place_that_cannot_be_read_is_not_empty(tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(NotADirectoryError):
+        journal_file.summaries(tmp_path / "file")
+
+
 def test_nothing_there(state, clock):
     assert journal_file.summaries(state) == ()
     assert not journal_file.exists(state, RUN)
