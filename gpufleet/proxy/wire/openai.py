@@ -25,8 +25,15 @@ class BodyUnreadable(Exception):
 
 
 _DECODER = msgspec.json.Decoder(Peek)
-_BOUNDARY = re.compile(rb'boundary=(?:"([^"\r\n]{1,200})"|([^\s;,"]{1,200}))', re.IGNORECASE)
-_PART_NAME = re.compile(rb'content-disposition:[^\r\n]*[;\s]name="?([^";\r\n]*)"?', re.IGNORECASE)
+_BOUNDARY = re.compile(rb';[ \t]*boundary=(?:"([^"\r\n]{1,200})"|([^\s;,"]{1,200}))', re.IGNORECASE)
+_PARAMETER = rb';[ \t]*([A-Za-z0-9*_-]+)=("(?:[^"\\\r\n]|\\[^\r\n])*"|[^\s;"]*)[ \t]*'
+_PARAMETERS = re.compile(_PARAMETER)
+_DISPOSITION = re.compile(
+    rb"\r\ncontent-disposition:[ \t]*form-data[ \t]*((?:%s)*);?[ \t]*\r\n"
+    % _PARAMETER.replace(b"(", b"(?:", 2),
+    re.IGNORECASE,
+)
+_PART_LIMIT = 1000
 _FIELD_LIMIT = 512
 
 
@@ -43,31 +50,53 @@ def peek(body: bytes, content_type: bytes) -> Peek:
 
 
 def _peek_multipart(body: bytes, content_type: bytes) -> Peek:
+    """Strict, since a part that the engine reads otherwise than we do would get past what a token may use."""
     match = _BOUNDARY.search(content_type)
-    if match is None:
-        raise BodyUnreadable("the multipart body has no boundary")
-    marker = b"--" + (match[1] or match[2])
-    found: dict[str, str] = {}
-    position = 0 if body.startswith(marker) else body.find(b"\r\n" + marker)
-    while position >= 0 and len(found) < 2:
-        start = body.find(b"\r\n\r\n", position)
-        end = body.find(b"\r\n" + marker, position + 2)
-        if start < 0 or end < 0:
-            break
-        name = _PART_NAME.search(body, position, start)
-        if name is not None and name[1] in {b"model", b"stream"} and end - start - 4 <= _FIELD_LIMIT:
-            found[name[1].decode()] = body[start + 4 : max(start + 4, end)].decode("utf-8", "replace").strip()
+    if match is None or content_type.lower().count(b"boundary=") > 1:
+        raise BodyUnreadable("the multipart body has no boundary, or two")
+    marker = b"\r\n--" + (match[1] or match[2])
+    found: dict[bytes, str] = {}
+    position = 0 if body.startswith(marker[2:]) else body.find(marker)
+    parts = 0
+    while position >= 0 and (end := body.find(marker, position + 2)) >= 0:
+        parts += 1
+        if parts > _PART_LIMIT:
+            raise BodyUnreadable(f"the multipart body has more than {_PART_LIMIT} parts")
+        start = body.find(b"\r\n\r\n", position, end)
+        name = _part_name(body[position : start + 4])
+        if name in {b"model", b"stream"}:
+            if name in found or end - start - 4 > _FIELD_LIMIT:
+                raise BodyUnreadable(f"the part `{name.decode()}` stands twice or is too long")
+            found[name] = body[start + 4 : max(start + 4, end)].decode("utf-8", "replace").strip()
         position = end
-    return Peek(model=found.get("model"), stream=found.get("stream", "").lower() in {"true", "1"})
+    return Peek(model=found.get(b"model"), stream=found.get(b"stream", "").lower() in {"true", "1"})
+
+
+def _part_name(head: bytes) -> bytes:
+    """`head` is a part's delimiter line and fields, with the empty line."""
+    found = _DISPOSITION.findall(head)
+    if len(found) == 1:
+        names = [value for key, value in _PARAMETERS.findall(found[0]) if key.lower() == b"name"]
+        if len(names) == 1:
+            return bytes(names[0].strip(b'"'))
+    raise BodyUnreadable(
+        'a part of the multipart body has no plain Content-Disposition: form-data; name="..."'
+    )
 
 
 def models_page(models: Iterable[str], created: int) -> bytes:
     """The answer to GET /v1/models; each name once, in the order given."""
-    cards = [
-        {"id": name, "object": "model", "created": created, "owned_by": "gpufleet"}
-        for name in dict.fromkeys(models)
-    ]
+    cards = [_card(name, created) for name in dict.fromkeys(models)]
     return msgspec.json.encode({"object": "list", "data": cards})
+
+
+def model_card(name: str, created: int) -> bytes:
+    """The answer to GET /v1/models/NAME."""
+    return msgspec.json.encode(_card(name, created))
+
+
+def _card(name: str, created: int) -> dict[str, object]:
+    return {"id": name, "object": "model", "created": created, "owned_by": "gpufleet"}
 
 
 def stream_error(path: str, refusal: Refusal) -> bytes:

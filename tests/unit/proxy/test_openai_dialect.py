@@ -48,6 +48,43 @@ def test_peek_reads_or_refuses_any_bytes(noise):
             pass
 
 
+def upload(*parts, boundary=b"b1"):
+    """A multipart body of (disposition, content)."""
+    lines = (b"--%s\r\nContent-Disposition: form-data%s\r\n\r\n%s\r\n" % (boundary, *part) for part in parts)
+    return b"".join(lines) + b"--%s--\r\n" % boundary
+
+
+MODEL = (b'; name="model"', b"mine")
+FILE = (b'; name="file"; filename="a.wav"', b"RIFF")
+
+
+@pytest.mark.parametrize(
+    ("content_type", "body"),
+    [
+        (b"multipart/form-data; boundary=b1", upload(MODEL, FILE, (b'; name="model"', b"other"))),
+        (b"multipart/form-data; boundary=b1", upload(MODEL, (b"; name=model", b"other"))),
+        (b"multipart/form-data; boundary=b1", upload((b'; name="model"', b"m" * 600))),
+        (b"multipart/form-data; boundary=b1", upload((b'; name="a"; name="model"', b"other"))),
+        (b"multipart/form-data; boundary=b1", upload((b'; name="fi\r\nle"', b""))),
+        (b"multipart/form-data; boundary=b1", b"--b1\r\nX: y\r\n\r\nz\r\n--b1--"),
+        (b"multipart/form-data; boundary=b1", b"--b1\r\nno end of a head\r\n--b1--"),
+        (b"multipart/form-data; boundary=b1", upload(*[FILE] * 1001)),
+        (b"multipart/form-data; boundary=b1; boundary=b2", upload(MODEL)),
+        (b"multipart/form-data; xboundary=b1", upload(MODEL)),
+    ],
+)
+def test_an_upload_that_an_engine_may_read_otherwise_is_refused(content_type, body):
+    with pytest.raises(BodyUnreadable):
+        peek(body, content_type)
+
+
+def test_a_file_name_does_not_become_a_model():
+    names = (b"a; name=model", b'a\\"; name=\\"model', b"\xc3\xa4 model.wav")
+    for name in names:
+        part = (b'; filename="%s"; name="file"' % name, b"other")
+        assert peek(upload(part, MODEL), b"multipart/form-data; boundary=b1").model == "mine"
+
+
 def test_peek_finds_the_model_of_an_upload():
     body = (
         b'--b1\r\nContent-Disposition: form-data; name="file"; filename="model"\r\n\r\n\x00\x01name="model"\r\n'
