@@ -40,7 +40,7 @@ class ProxyConfig:
         tokens: path of the token store.
         allow_anonymous: requests without a key are served.
         body_limit: bytes of one request body.
-        buffered_limit: bytes of all request bodies that wait for their engines together.
+        buffered_limit: bytes of all request bodies together, arriving and waiting for their engines.
         tick: seconds between two looks at files, deadlines and idle connections.
         drain: seconds that requests in flight get when the proxy ends.
     """

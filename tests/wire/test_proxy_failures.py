@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 import struct
@@ -372,3 +373,54 @@ def test_an_engine_that_speaks_unasked_loses_its_connection(tmp_path):
             assert running.post(ASK)[2] == CHAT_ANSWER
             assert spoke.wait(20)
         eventually(lambda: engine.connections == len(engine.calls) == 4)
+
+
+@pytest.mark.parametrize(
+    "words", [b"SSH-2.0-OpenSSH_9.6\r\n", b"HTTP/1.1 200 OK\nContent-Length: 0\n\n", b"\x15\x03\x01\x00\x02"]
+)
+def test_what_speaks_no_http_is_not_waited_for(tmp_path, words):
+    def speak(call):
+        call.send(words)
+        hang(call)
+
+    with engines(speak) as (engine,), proxy(tmp_path, table(engine)) as running:
+        status, _, body = running.post(ASK)
+        assert status == 502
+        assert b"does not speak HTTP/1.1" in body
+        eventually(lambda: idle(running) and engine.gone == [True])
+
+
+def test_a_reset_is_no_end_of_an_answer(tmp_path):
+    def reset_after_a_word(call):
+        call.send(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\ndata: one\n\n")
+        call.engine.told.wait(20)
+        call.reset()
+
+    with engines(reset_after_a_word) as (engine,), proxy(tmp_path, table(engine)) as running:
+        engine.told = threading.Event()
+        with running.dial() as client:
+            client.ask(STREAM)
+            client.until(b"data: one\n\n")
+            engine.told.set()
+            assert b'"upstream connection lost"' in client.rest()
+        eventually(lambda: idle(running))
+        assert 'phase="streaming"' in running.admin("GET", "/metrics")[1]
+
+
+def test_a_head_that_trickles_is_too_slow(tmp_path):
+    limits = Timeouts(head=0.5, linger=60.0)
+    with (
+        engines(ordinary) as (engine,),
+        proxy(tmp_path, table(engine), timeouts=limits) as running,
+        running.dial() as client,
+    ):
+        client.send(b"GET /v1/models HTTP/1.1\r\nX: ")
+        client.sock.settimeout(0.02)
+        answer = b""
+        for _ in range(500):
+            with contextlib.suppress(TimeoutError, BrokenPipeError, ConnectionResetError):
+                client.send(b"y")
+                answer = client.sock.recv(100)
+            if answer:
+                break
+        assert answer.startswith(b"HTTP/1.1 408 ")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import os
@@ -16,6 +17,7 @@ from gpufleet.errors import CannotServe
 from gpufleet.pools.routes import EndpointRoute, PoolRoute, RouteTable
 from gpufleet.proxy.config import Address, ProxyConfig
 from gpufleet.proxy.run.background import ProxyThread
+from gpufleet.proxy.run.fleet import TableRefused, check
 from gpufleet.tokens.model import Principal, issue
 from gpufleet.tokens.store import TokenStore
 from tests.kit.engines import chat as ordinary
@@ -286,3 +288,50 @@ def test_a_taken_port_and_missing_routes_are_said_at_once(tmp_path):
         with engines(ordinary) as (engine,):
             write(path, table(engine, generation=4))
             eventually(lambda: started.state.fleet.table.generation == 4)
+
+
+@pytest.mark.parametrize("uvloop", [True, False])
+def test_stop_waits_for_bytes_and_bodies_that_are_on_their_way(tmp_path, uvloop):
+    large = b"x" * 16_000_000
+    with engines(lambda call: call.answer(large)) as (engine,), contextlib.ExitStack() as stack:
+        with proxy(tmp_path, table(engine), uvloop=uvloop) as running:
+            reader, sender = stack.enter_context(running.dial()), stack.enter_context(running.dial())
+            reader.ask(ASK)
+            eventually(lambda: engine.calls)
+            body = json.dumps(ASK).encode()
+            sender.send(
+                b"POST %s HTTP/1.1\r\nHost: p\r\nContent-Length: %d\r\n\r\n" % (CHAT.encode(), len(body))
+            )
+            eventually(lambda: sum(one.unfinished for one in list(running.started.state.clients)) == 2)
+            got = []
+
+            def finish():
+                eventually(lambda: running.started.state.stopping)
+                sender.send(body)
+                got.extend(
+                    b"".join(iter(partial(client.sock.recv, 65536), b"")) for client in (reader, sender)
+                )
+
+            thread = threading.Thread(target=finish)
+            thread.start()
+        thread.join()
+        assert [answer.partition(b"\r\n\r\n")[2] for answer in got] == [large, large]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"url": "http://user:word@h:1"},
+        {"url": "http://h:0"},
+        {"url": "http://h:1#x"},
+        {"url": "http://h h:1"},
+        {"url": "http://h:1/v1"},
+        {"health": "/health\r\nX: y"},
+        {"id": "a\nb"},
+    ],
+)
+def test_a_member_that_could_write_into_a_request_or_a_log_is_refused(wrong):
+    endpoint = EndpointRoute(**{"id": "h/0", "url": "http://h:1", **wrong})
+    with pytest.raises(TableRefused) as refused:
+        check(RouteTable(pools=(PoolRoute(name="chat", endpoints=(endpoint,)),)))
+    assert str(refused.value).isprintable()

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
+import http.client
 import json
 import threading
+from functools import partial
 
 import pytest
 
@@ -362,3 +365,57 @@ def test_names_that_clients_make_up_do_not_become_labels(tmp_path):
 
 def running_is_idle(running, engine: ScriptedEngine) -> bool:
     return bool(engine.calls) and running.started.state.in_flight == 0
+
+
+def test_an_answer_to_head_has_no_body(tmp_path):
+    with engines(ordinary) as (engine,), proxy(tmp_path, table(engine)) as running, running.dial() as client:
+        for path, status in ((b"/v1/models", 200), (b"/v1/chat/completions", 405), (b"/nowhere", 404)):
+            client.send(b"HEAD %s HTTP/1.1\r\nHost: p\r\n\r\n" % path)
+            head = client.until(b"\r\n\r\n")
+            assert head.startswith(b"HTTP/1.1 %d " % status)
+            assert (b"\r\nAllow: POST\r\n" in head) == (status == 405)
+        assert client.received == b""  # what came behind would be taken for the next answer
+        admin = http.client.HTTPConnection("127.0.0.1", running.started.admin.port, timeout=20)
+        with contextlib.closing(admin):
+            for _ in range(2):
+                admin.request("HEAD", "/health")
+                answer = admin.getresponse()
+                assert (answer.status, answer.read()) == (200, b"")
+
+
+def test_an_answer_carries_its_own_request_id(tmp_path):
+    with engines(ordinary) as (engine,), proxy(tmp_path, table(engine)) as running, running.dial() as client:
+        client.ask(ASK, fields=b"X-Request-Id: first\r\n")
+        assert b"x-request-id: first\r\n" in client.until(b"]}")
+        client.send(b"GARBAGE\r\n\r\n")
+        answer = client.rest()
+        assert answer.startswith(b"HTTP/1.1 400 ")
+        assert b"x-request-id: " in answer
+        assert b"first" not in answer
+
+
+def test_a_model_with_a_slash_in_its_name(tmp_path):
+    with (
+        engines(ordinary) as (engine,),
+        proxy(tmp_path, table(engine, models=("lab/chat",))) as running,
+    ):
+        for path in ("/v1/models/lab/chat", "/v1/models/lab%2Fchat", "/pools/chat/v1/models/lab%2Fchat"):
+            status, card = running.get(path)
+            assert (status, card["id"], card["object"]) == (200, "lab/chat", "model")
+        assert running.get("/v1/models/lab%252Fchat")[0] == 404
+
+
+def test_bodies_on_their_way_are_counted_and_bounded(tmp_path):
+    head = b"POST %s HTTP/1.1\r\nHost: p\r\n%s\r\n\r\n%s"
+    long, chunked = b"Content-Length: 900", b"Transfer-Encoding: chunked"
+    with engines(ordinary) as (engine,), proxy(tmp_path, table(engine), buffered_limit=1000) as running:
+        buffered = partial(getattr, running.started.state, "buffered")
+        with running.dial() as one, running.dial() as two:
+            one.send(head % (CHAT.encode(), long, b"x" * 600))
+            eventually(lambda: buffered() == 600)
+            two.send(head % (CHAT.encode(), chunked, b"190\r\n" + b"y" * 400 + b"\r\n190\r\n" + b"y" * 300))
+            assert two.rest().startswith(b"HTTP/1.1 503 ")
+            eventually(lambda: buffered() == 600)
+        eventually(lambda: buffered() == 0)
+        assert running.post(ASK)[0] == 200
+        eventually(lambda: buffered() == 0)

@@ -13,6 +13,7 @@ class Timeouts:
         first_byte: from dispatch to the first byte of a streamed answer. An answer that is not streamed has no first
             token to wait for and is bounded by `total` alone.
         between: between two pieces of a body.
+        total: from dispatch to the last byte of the answer; and before that from a request's first byte to its last.
         head: from the first byte of a request to the end of its head, and between two pieces of its body.
         idle: a client's connection without a request.
         linger: a refused client may go on sending this long before it is cut.

@@ -89,7 +89,7 @@ class AdminConnection(asyncio.Protocol):
                 len(body),
                 b"" if persistent else b"Connection: close\r\n",
             )
-            + body
+            + (b"" if self._head is not None and self._head.method == "HEAD" else body)
         )
         if not persistent:
             self._transport.close()
@@ -102,7 +102,7 @@ def respond(state: ProxyState, head: RequestHead, body: bytes) -> tuple[int, byt
         return 403, _JSON, _problem("this address is reached by its IP address and not from a web page")
     if head.method == "POST" and path in {"/admin/drain", "/admin/undrain"}:
         return _drain(state, body, wanted=path == "/admin/drain")
-    if head.method != "GET":
+    if head.method not in {"GET", "HEAD"}:
         return 405, _JSON, _problem("this path is read with GET")
     if path == "/health":
         status = "stopping" if state.stopping else "ok"
@@ -210,7 +210,7 @@ def metrics_page(state: ProxyState) -> str:
         own = {
             "requests_in_flight": ("Requests between dispatch and last byte.", state.in_flight),
             "client_connections": ("Open connections of clients.", len(state.clients)),
-            "buffered_bytes": ("Bodies of requests that wait for their engines.", state.buffered),
+            "buffered_bytes": ("Bodies of requests that arrive or wait for their engines.", state.buffered),
             "route_generation": ("Generation of the route table in use.", state.fleet.table.generation),
         }
         for name, (help_, value) in own.items():

@@ -15,16 +15,15 @@ import asyncio
 import re
 from typing import cast
 
-from gpufleet.proxy.decide.auth import forbid
 from gpufleet.proxy.decide.balance.api import RequestKey
-from gpufleet.proxy.run.fleet import LivePool
+from gpufleet.proxy.run.catalogue import choose_pool, models_answer
 from gpufleet.proxy.run.request import Exchange
 from gpufleet.proxy.run.state import ProxyState
 from gpufleet.proxy.run.upstream import no_delay
 from gpufleet.proxy.wire.chunked import ProtocolError
 from gpufleet.proxy.wire.heads import HEAD_LIMIT, RequestHead
 from gpufleet.proxy.wire.http1 import RequestReader
-from gpufleet.proxy.wire.openai import BodyUnreadable, Peek, models_page, peek
+from gpufleet.proxy.wire.openai import BodyUnreadable, peek
 from gpufleet.proxy.wire.paths import Place, Service, classify
 from gpufleet.proxy.wire.refusal import (
     REASONS,
@@ -32,8 +31,6 @@ from gpufleet.proxy.wire.refusal import (
     bad_body,
     malformed,
     method_not_allowed,
-    no_healthy_members,
-    no_such_model,
     no_such_path,
     no_such_pool,
     not_implemented,
@@ -44,6 +41,7 @@ from gpufleet.proxy.wire.refusal import (
 from gpufleet.tokens.model import ANONYMOUS, Principal
 
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
+_NOWHERE = Place(service=Service.UNKNOWN)
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
@@ -51,8 +49,10 @@ class ClientConnection(asyncio.Protocol):
     """See the module."""
 
     __slots__ = (
+        "_began_at",
         "_exchange",
         "_head",
+        "_held",
         "_last_read_at",
         "_lingering",
         "_overrun",
@@ -71,13 +71,17 @@ class ClientConnection(asyncio.Protocol):
         self._reader = RequestReader(state.config.body_limit)
         self._exchange: Exchange | None = None
         self._head: RequestHead | None = None
-        self._place = Place(service=Service.UNKNOWN)
+        self._place = _NOWHERE
         self._principal: Principal = ANONYMOUS
         self._request_id = b""
         self._lingering = False
         self._overrun = False
         self._paused_at: float | None = None
         self._last_read_at = 0.0
+        self._began_at = 0.0
+        """When the request that is on its way began."""
+        self._held = 0
+        """Bytes of its body, counted with everybody's in `state.buffered`."""
 
     # --- what the socket tells -----------------------------------------------------------------------------------
 
@@ -90,7 +94,9 @@ class ClientConnection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self._lingering or self._overrun:
             return
-        self._last_read_at = self._state.loop.time()
+        self._last_read_at = now = self._state.loop.time()
+        if self._reader.idle:
+            self._began_at = now
         self._reader.feed(data)
         if self._exchange is None:
             self._advance()
@@ -103,6 +109,7 @@ class ClientConnection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
+        self._hold(0)
         self._state.clients.discard(self)
         self._leave()
 
@@ -130,16 +137,21 @@ class ClientConnection(asyncio.Protocol):
         try:
             while self._takes_requests():
                 event = self._reader.next_event()
+                self._hold(self._reader.held)
                 if event is None:
+                    if self._held and self._state.buffered > self._state.config.buffered_limit:
+                        self._answer_and_linger(overloaded())
                     return
                 if isinstance(event, bytes):
                     self._dispatch(event)
                 else:
                     self._begin(event)
         except ProtocolError as error:
-            if not self._request_id:
-                self._request_id = self._state.new_request_id()
             self._answer_and_linger(malformed(error.status, error.reason))
+
+    def _hold(self, held: int) -> None:
+        self._state.buffered += held - self._held
+        self._held = held
 
     def _takes_requests(self) -> bool:
         """Answers that the client does not read must not pile up, so a paused socket takes nothing new."""
@@ -180,11 +192,11 @@ class ClientConnection(asyncio.Protocol):
             return no_such_path()
         if place.service is Service.NOT_YET:
             return not_implemented(place.path)
-        if head.method != place.method:
+        if head.method != place.method and (head.method, place.method) != ("HEAD", "GET"):
             return method_not_allowed(place.method)
         if place.pool is not None and place.pool not in self._state.fleet.table.pools:
             return no_such_pool(place.pool)
-        if self._state.buffered + (head.length or 0) > self._state.config.buffered_limit:
+        if self._state.buffered - self._held + (head.length or 0) > self._state.config.buffered_limit:
             return overloaded()
         return None
 
@@ -194,14 +206,20 @@ class ClientConnection(asyncio.Protocol):
         if head is None:  # for the type checker: a body follows a head
             return
         if self._place.service is not Service.RELAY:
-            self._answer_models(self._place)
+            table, created = self._state.fleet.table, int(self._state.started)
+            page = models_answer(table, self._place, self._principal, created)
+            if isinstance(page, Refusal):
+                self._answer(page)
+            else:
+                self._count(200)
+                self._write_answer(200, page, persistent=self._may_stay())
             return
         try:
             peeked = peek(body, head.fields.get(b"content-type", b""))
         except BodyUnreadable as error:
             self._answer(bad_body(str(error)))
             return
-        pool = self._choose_pool(peeked)
+        pool = choose_pool(self._state.fleet.table, self._place, self._principal, peeked.model)
         if isinstance(pool, Refusal):
             self._answer(pool)
             return
@@ -220,43 +238,7 @@ class ClientConnection(asyncio.Protocol):
         self._exchange = exchange
         exchange.start(RequestKey(model=peeked.model or ""))
 
-    def _choose_pool(self, peeked: Peek) -> LivePool | Refusal:
-        table, model = self._state.fleet.table, peeked.model
-        if not table.pools:
-            return no_healthy_members()
-        if self._place.pool is not None:
-            pool = table.pools.get(self._place.pool)
-            if pool is None:  # it went while the body was on its way
-                return no_such_pool(self._place.pool)
-            model = model or (pool.models[0] if pool.models else pool.name)
-            if pool.models and model not in pool.models:
-                return no_such_model(model)
-            return forbid(self._principal, model) or pool
-        if not model:
-            return bad_body("The request names no `model`", param="model")
-        refusal = forbid(self._principal, model)
-        if refusal is not None:
-            return refusal
-        return table.pool_for(model) or no_such_model(model)
-
     # --- answers of our own --------------------------------------------------------------------------------------
-
-    def _answer_models(self, place: Place) -> None:
-        """The list comes from the route table, so that no member has to be asked and none that is down is missed."""
-        table = self._state.fleet.table
-        pools = [table.pools[place.pool]] if place.pool in table.pools else list(table.pools.values())
-        models = [model for pool in pools for model in pool.models if self._principal.may_use(model)]
-        if place.service is Service.MODEL_CARD:
-            wanted = place.path.removeprefix("/v1/models/")
-            if wanted not in models:
-                self._answer(no_such_model(wanted))
-                return
-            models = [wanted]
-        page = models_page(models, int(self._state.started))
-        if place.service is Service.MODEL_CARD:
-            page = page[len(b'{"object":"list","data":[') : -len(b"]}")]
-        self._count(200)
-        self._write_answer(200, page, persistent=self._may_stay())
 
     def _answer(self, refusal: Refusal) -> None:
         self._count(refusal.status)
@@ -291,25 +273,38 @@ class ClientConnection(asyncio.Protocol):
         linger: bool = False,
         pool: bytes = b"",
     ) -> None:
+        if not self._request_id:
+            self._request_id = self._state.new_request_id()
         extra = pool
         if refusal is not None and refusal.retry_after is not None:
             extra += b"Retry-After: %d\r\n" % refusal.retry_after
         if status == 401:
             extra += b"WWW-Authenticate: Bearer\r\n"
+        elif status == 405:
+            extra += b"Allow: %s\r\n" % self._place.method.encode()
         if not persistent:
             extra += b"Connection: close\r\n"
         self.write(
             b"HTTP/1.1 %d %s\r\nContent-Type: application/json\r\nContent-Length: %d\r\nx-request-id: %s\r\n%s\r\n"
             % (status, REASONS.get(status, b""), len(body), self._request_id, extra)
-            + body
+            + (b"" if self._head is not None and self._head.method == "HEAD" else body)
         )
         if linger:
             self._lingering = True
+            self._hold(0)
+            self._reader = RequestReader(self._state.config.body_limit)
             self._last_read_at = self._state.loop.time()
             if self._transport is not None and self._transport.can_write_eof():
                 self._transport.write_eof()
-        elif not persistent:
+        elif persistent:
+            self._forget()
+        else:
             self._close()
+
+    def _forget(self) -> None:
+        """What is answered next is another request: nothing of this one may stand in its answer."""
+        if not self._reader.in_body:
+            self._head, self._request_id, self._place = None, b"", _NOWHERE
 
     def _close(self) -> None:
         if self._transport is not None:
@@ -346,13 +341,22 @@ class ClientConnection(asyncio.Protocol):
         else:
             self._close()
 
+    @property
+    def unfinished(self) -> bool:
+        """Bytes are owed to the client, or a request that was let in is on its way."""
+        transport = self._transport
+        if transport is None:
+            return False
+        return self._exchange is not None or self._reader.in_body or transport.get_write_buffer_size() > 0
+
     def close(self) -> None:
         """The proxy ends."""
         if self._transport is not None:
             self._transport.abort()
 
     def _next(self) -> None:
-        self._last_read_at = self._state.loop.time()
+        self._forget()
+        self._last_read_at = self._began_at = self._state.loop.time()
         if not self._reader.idle:
             self._state.loop.call_soon(self._advance)
 
@@ -377,6 +381,7 @@ class ClientConnection(asyncio.Protocol):
         elif self._reader.idle:
             if quiet > limits.idle or self._state.stopping:
                 transport.close()
-        elif quiet > limits.head:
-            self._request_id = self._request_id or self._state.new_request_id()
+        elif quiet > limits.head or now - self._began_at > (
+            limits.total if self._reader.in_body else limits.head
+        ):
             self._answer_and_linger(slow_client())

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-from urllib.parse import urlsplit
 
 from gpufleet.pools.routes import EndpointRoute, PoolRoute, RouteTable
 from gpufleet.proxy.config import ProxyConfig
@@ -20,10 +19,15 @@ from gpufleet.proxy.run.key_reference import resolve
 from gpufleet.proxy.run.upstream import ConnectionPool
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@-]{0,199}")
+_PATH = re.compile(r"/[\x21-\x7e]*")
+_URL = re.compile(r"http://(?:([A-Za-z0-9._-]+)|\[([0-9A-Za-z:.%]+)\])(?::([0-9]{1,5}))?/?")
 
 
 class TableRefused(Exception):
-    """A route table that cannot be served; the text names pool and member."""
+    """A route table that cannot be served; the text names pool and member, and is one printable line."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__("".join(sign if sign.isprintable() else repr(sign)[1:-1] for sign in reason))
 
 
 class Member:
@@ -219,7 +223,7 @@ def _check_endpoint(pool: str, endpoint: EndpointRoute) -> None:
         raise TableRefused(f"{place}: weight {endpoint.weight} is below 0")
     if endpoint.state not in {"active", "draining"}:
         raise TableRefused(f"{place}: state `{endpoint.state}` is neither active nor draining")
-    if not endpoint.health.startswith("/") or not endpoint.health.isascii() or " " in endpoint.health:
+    if _PATH.fullmatch(endpoint.health) is None:
         raise TableRefused(f"{place}: health path `{endpoint.health}` is no path")
     try:
         split_url(endpoint.url)
@@ -229,10 +233,11 @@ def _check_endpoint(pool: str, endpoint: EndpointRoute) -> None:
 
 def split_url(url: str) -> tuple[str, int]:
     """Host and port of `http://host:port`. Raises `ValueError`."""
-    parts = urlsplit(url)
-    if parts.scheme != "http" or not parts.hostname or parts.path not in {"", "/"} or parts.query:
+    match = _URL.fullmatch(url)
+    port = int(match[3] or 80) if match is not None else 0
+    if match is None or not 1 <= port <= 65535:
         raise ValueError(f"`{url}` is not http://HOST:PORT")
-    return parts.hostname, parts.port or 80
+    return (match[1] or match[2]).lower(), port
 
 
 def _key(endpoint: EndpointRoute, pool: str) -> bytes:

@@ -252,7 +252,7 @@ class Exchange:
     def on_lost(self, reason: str) -> None:
         connection, self._connection = self._connection, None
         if self._phase is _Phase.RELAYING and connection is not None:
-            if connection.reader.closed():
+            if connection.reader.complete:
                 self._complete(connection)
             else:
                 self._broken(upstream_failed("upstream connection lost"), gap=connection.reader.chunk_gap)

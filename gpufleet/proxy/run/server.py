@@ -155,12 +155,16 @@ class _Server:
             self._listener.close()
         self._look_at_clients()
         deadline = self._loop.time() + self._config.drain
-        while state.in_flight and self._loop.time() < deadline and not self._hurry.is_set():
+        while self._unfinished() and self._loop.time() < deadline and not self._hurry.is_set():
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(0.05):
                     await self._hurry.wait()
         if state.in_flight:
             _LOG.warning("stopping with %d requests in flight", state.in_flight)
+
+    def _unfinished(self) -> bool:
+        """An answer that is whole here may still be on its way, and so may a request that was let in."""
+        return self._state.in_flight > 0 or any(client.unfinished for client in self._state.clients)
 
     async def end(self) -> None:
         """Close everything. Runs after a failure too."""

@@ -28,6 +28,15 @@ class Connected(Protocol):
         ...
 
 
+class Client(Connected, Protocol):
+    """A connection of somebody who sends requests to engines."""
+
+    @property
+    def unfinished(self) -> bool:
+        """It has to be waited for before the proxy may end."""
+        ...
+
+
 class ProxyState:
     """One a process; lives on the loop's thread alone."""
 
@@ -56,13 +65,13 @@ class ProxyState:
         self.metrics = ProxyMetrics()
         self.directory = Directory({}, anonymous=config.allow_anonymous)
         self.dice: Dice = random.Random()
-        self.clients: set[Connected] = set()
+        self.clients: set[Client] = set()
         self.operators: set[Connected] = set()
         """Connections to the admin address."""
         self.in_flight = 0
         """Requests between dispatch and last byte."""
         self.buffered = 0
-        """Bytes of their bodies."""
+        """Bytes of their bodies, and of those that are on their way to us."""
         self.stopping = False
         self.wall = clock.now().timestamp()
         """Seconds since 1970, as of the last tick."""

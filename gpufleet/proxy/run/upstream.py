@@ -40,7 +40,7 @@ class Exchange(Protocol):
         ...
 
     def on_lost(self, reason: str) -> None:
-        """The connection ended before the answer did."""
+        """The connection ended; `reader.complete` says whether that was the end of the answer too."""
         ...
 
 
@@ -119,6 +119,8 @@ class UpstreamConnection(asyncio.Protocol):
         self.owner.open.discard(self)
         exchange, self.exchange = self.exchange, None
         self.transport = None
+        if exc is None:
+            self.reader.closed()
         if exchange is not None:
             exchange.on_lost("the engine reset the connection" if exc else "the engine closed the connection")
 

@@ -23,6 +23,7 @@ from gpufleet.proxy.wire.heads import (
 )
 
 _BARE_LINE_FEED = re.compile(rb"(?<!\r)\n")
+_VERSION = b"HTTP/1."
 
 
 class RequestReader:
@@ -35,12 +36,12 @@ class RequestReader:
         "_body_limit",
         "_buffer",
         "_chunks",
+        "_content",
         "_head",
         "_memory",
         "_missing",
         "_parts",
         "_scanned",
-        "_size",
     )
 
     def __init__(self, body_limit: int) -> None:
@@ -51,7 +52,8 @@ class RequestReader:
         self._head: RequestHead | None = None
         self._parts: list[bytes] = []
         self._missing = 0
-        self._size = 0
+        self._content = bytearray()
+        """Of a chunked body: pieces of two bytes, kept one by one, would take twenty times their size."""
         self._chunks: ChunkFollower | None = None
 
     @property
@@ -63,6 +65,21 @@ class RequestReader:
     def idle(self) -> bool:
         """Nothing of a request has arrived."""
         return self._head is None and not self._buffer
+
+    @property
+    def in_body(self) -> bool:
+        """A head was read and its body is not whole."""
+        return self._head is not None
+
+    @property
+    def held(self) -> int:
+        """Bytes of the body that is on its way."""
+        head = self._head
+        if head is None:
+            return 0
+        return len(self._buffer) + (
+            len(self._content) if head.length is None else head.length - self._missing
+        )
 
     def feed(self, received: bytes) -> None:
         """Take what the socket gave."""
@@ -92,7 +109,6 @@ class RequestReader:
         self._buffer = buffer[end:]
         self._scanned = 0
         self._missing = head.length or 0
-        self._size = 0
         self._chunks = ChunkFollower() if head.length is None else None
         return head
 
@@ -125,13 +141,16 @@ class RequestReader:
         chunks = self._chunks
         if chunks is None:  # for the type checker: set together with the head
             raise ProtocolError(400, "no chunked body is expected here")
-        had = len(self._parts)
-        taken = chunks.feed(self._buffer, self._parts)
-        self._size += sum(map(len, self._parts[had:]))
+        pieces: list[bytes] = []
+        taken = chunks.feed(self._buffer, pieces)
+        self._content += b"".join(pieces)
         self._buffer = self._buffer[taken:]
-        if self._size > self._body_limit:
+        if len(self._content) > self._body_limit:
             raise ProtocolError(413, f"the request body is larger than {self._body_limit} bytes")
-        return self._end(b"") if chunks.complete else None
+        if not chunks.complete:
+            return None
+        body, self._content = bytes(self._content), bytearray()
+        return self._end(body)
 
     def _end(self, last: bytes) -> bytes:
         self._head = None
@@ -166,6 +185,10 @@ class ResponseReader:
             if end < 0:
                 if len(buffer) > HEAD_LIMIT:
                     raise ProtocolError(502, "the response head is larger than 64 KiB")
+                if not _VERSION.startswith(buffer[: len(_VERSION)]) or _BARE_LINE_FEED.search(buffer):
+                    raise ProtocolError(
+                        502, "the engine does not speak HTTP/1.1"
+                    )  # the rest would never come
                 self._buffer = buffer
                 return None
             end += 4
@@ -209,7 +232,7 @@ class ResponseReader:
         return taken
 
     def closed(self) -> bool:
-        """The peer closed the connection; True when the answer is whole."""
+        """The peer closed the connection in order, not by a reset; True when the answer is whole."""
         if self._framing is Framing.CLOSE:
             self.complete = True
         return self.complete

@@ -78,9 +78,21 @@ RELAYED = frozenset((*_GENERATE, *_POOLING, *_AUDIO_AND_IMAGES, *_TEXT_TOOLS))
 _POOL_PREFIXES = ("/pools/", "/api/internal/gpu-pool/")
 
 
-@lru_cache(maxsize=1024)
+_REMEMBERED = 256
+
+
 def classify(path: str) -> Place:
     """`path` is without its query. Nothing is decoded or tidied: another spelling of a path is another path."""
+    return _remembered(path) if len(path) <= _REMEMBERED else _classify(path)
+
+
+@lru_cache(maxsize=1024)
+def _remembered(path: str) -> Place:
+    """Short paths alone, so that nobody fills our memory with long ones."""
+    return _classify(path)
+
+
+def _classify(path: str) -> Place:
     for prefix in _POOL_PREFIXES:
         if path.startswith(prefix):
             pool, slash, rest = path[len(prefix) :].partition("/")
