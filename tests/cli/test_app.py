@@ -73,10 +73,7 @@ def test_error_rows_and_hints_have_the_same_fields_in_json(capsys: pytest.Captur
         rows=(ErrorRow("gpu-01", "GPU 0 is taken", "stop it", "gpu-in-use"),),
     )
     settings.install(settings.Settings(output="json"))
-    try:
-        assert console.fail(error, "pool deploy") == ExitCode.REFUSED
-    finally:
-        settings.install(settings.Settings())
+    assert console.fail(error, "pool deploy") == ExitCode.REFUSED
     answer = json.loads(capsys.readouterr().out)
     assert answer["outcome"] == "refused"
     assert answer["error"]["rows"] == [
@@ -154,10 +151,7 @@ def test_ctrl_c_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
 
     monkeypatch.setattr("gpufleet.cli.token.finish", interrupted)
     monkeypatch.setenv("GPUFLEET_STATE", "/nonexistent")
-    try:
-        assert main(["token", "list", "-o", "json"]) == ExitCode.INTERRUPTED
-    finally:
-        settings.install(settings.Settings())
+    assert main(["token", "list", "-o", "json"]) == ExitCode.INTERRUPTED
     answer = json.loads(capsys.readouterr().out)
     assert (answer["error"]["code"], answer["exit"]) == ("interrupted", 130)
 
