@@ -147,6 +147,7 @@ SCRIPTS = {"dev": 50, "ci": 2_000, "deep": 10_000}[os.environ.get("HYPOTHESIS_PR
 CHUNK = 25
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("first", range(0, SCRIPTS, CHUNK))
 def test_random_fault_scripts(tmp_path, first):
     """Twenty-five seeds from `first` on: up to three faults anywhere, then a repairman and an undo."""

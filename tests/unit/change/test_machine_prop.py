@@ -331,7 +331,7 @@ def finish_somehow(world: World, plan: Plan, journal: list[Event], goals: list[G
     assert replay(plan, journal).phase in {RunPhase.COMMITTED, RunPhase.UNDONE}
 
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 
 EACH_RECORD = settings(suppress_health_check=list(HealthCheck), deadline=None)
 """One example is some twenty crashes."""
