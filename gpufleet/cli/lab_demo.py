@@ -11,10 +11,12 @@ import contextlib
 import json
 import os
 import shutil
+import signal
 import socket
 import subprocess  # noqa: TID251  # the demo runs gpufleet itself, as a person would
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -114,6 +116,28 @@ class Prompt:
         return [sys.executable, "-m", "gpufleet", *before, *options, *after]
 
 
+@contextmanager
+def _orderly_end() -> Iterator[None]:
+    """SIGTERM and a closed terminal leave nothing behind either, as Ctrl-C does."""
+
+    def end(number: int, _frame: object) -> None:
+        raise SystemExit(128 + number)
+
+    if threading.current_thread() is not threading.main_thread():  # signals come to the main thread alone
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    for number, action in before.items():
+        if action is not signal.SIG_IGN:  # `nohup` asks to live on
+            signal.signal(number, end)
+    try:
+        yield
+    finally:
+        for number, action in before.items():
+            signal.signal(number, action)
+
+
+@_orderly_end()
 def demo(*, quiet: bool, clock: Clock | None = None) -> Answer:
     """Tell the whole story; raises DemoFailed at the first step that is not as it must be."""
     clock = clock or SystemClock()
@@ -182,17 +206,17 @@ def _proxy(story: Story, prompt: Prompt) -> Iterator[httpx.Client]:
     with story.step("one OpenAI-compatible address in front of them") as record:
         token = prompt.run("token", "create", "demo")["token"]
         address, admin = (f"127.0.0.1:{_free_port('127.0.0.1')}" for _ in range(2))
-        process = subprocess.Popen(
-            prompt.words("proxy", "serve", "--listen", address, "--admin", admin),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
         client = httpx.Client(
             base_url=f"http://{address}",
             headers={"Authorization": f"Bearer {token}"},
             timeout=30,
             trust_env=False,
+        )
+        process = subprocess.Popen(
+            prompt.words("proxy", "serve", "--listen", address, "--admin", admin),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
         )
         try:
             story.expect(_until(story.clock, lambda: _answers(client)), "the proxy does not answer", address)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
 import pytest
+
+from tests.kit.transport_kit import eventually
 
 pytestmark = [pytest.mark.wire, pytest.mark.timeout(300)]
 
@@ -51,3 +54,22 @@ def test_the_demo_tells_the_whole_story_and_cleans_up():
         assert not any(name.startswith("gpu-02/") for name in answered)
         assert [path for path in Path(folder).iterdir() if path.name.startswith("gpufleet-demo")] == []
         assert listening_on_loopback(f"127.78.{1 + process.pid % 250}.") == []
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the lab needs a whole loopback network, as Linux has it")
+def test_a_demo_that_is_ended_cleans_up(tmp_path: Path):
+    process = subprocess.Popen(
+        [sys.executable, "-m", "gpufleet", "lab", "demo"],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, "TMPDIR": str(tmp_path), "GPUFLEET_STATE": str(tmp_path / "state")},
+    )
+    try:
+        eventually(lambda: list(tmp_path.glob("gpufleet-demo-*/lab/inventory.yaml")))
+        process.terminate()
+        assert process.wait(120) == 128 + signal.SIGTERM
+    finally:
+        process.kill()
+        process.wait()
+    assert list(tmp_path.glob("gpufleet-demo-*")) == []
+    assert listening_on_loopback(f"127.78.{1 + process.pid % 250}.") == []
