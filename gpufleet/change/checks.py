@@ -68,7 +68,7 @@ class Asker:
                     seen = now
                     if progress and progress != last:
                         last, moved = progress, now
-                        self._progress(progress)
+                        self._progress(reason or progress)
                     over = _overdue(check, reason or progress, now - started, now - moved)
                     if over is not None:
                         return over

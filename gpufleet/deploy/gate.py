@@ -278,7 +278,7 @@ def _waits(seen: Seen, reason: str) -> Waits:
     moved = _NUMBERS.sub("", last)
     return Waits(
         progress=scrub(f"{told}: {moved}" if moved else told),
-        reason=scrub(f"{told}; the log's last line: {last}" if last else told),
+        reason=scrub(f"{told}; the log's last line: {diagnose.said(last)}" if last else told),
     )
 
 

@@ -116,8 +116,13 @@ def first_cause(log: str) -> Cause | None:
             continue
         for signature in SIGNATURES:
             if signature.pattern.search(line):
-                return Cause(signature.id, scrub(_PREFIX.sub("", line.strip())), signature.fix)
+                return Cause(signature.id, scrub(said(line)), signature.fix)
     return None
+
+
+def said(line: str) -> str:
+    """A line of the log without process, level, time and place in front."""
+    return _PREFIX.sub("", line.strip())
 
 
 def phase(log: str) -> str:

@@ -372,7 +372,7 @@ def test_progress_is_told_and_never_journaled(site):
         from gpufleet.change.model import Holds, Waits
 
         text = answer.stdout.strip()
-        return Holds() if text == "3" else Waits(progress=f"loading {text}/3")
+        return Holds() if text == "3" else Waits(progress=text, reason=f"loading {text}/3")
 
     check = look("x", "there", within=600.0, every=0.01)
     the_step = step("a1", "a", verify=type(check)(look=counting, expect="third", within=600.0, every=0.01))

@@ -155,6 +155,13 @@ def test_progress_moves_with_phases_and_shards_and_not_with_clocks():
     )
 
 
+def test_people_read_the_line_whole_and_without_what_stands_in_front():
+    line = "(APIServer pid=12) INFO 07-01 10:11:12 [utils.py:233] non-default args: {'port': 8000}"
+    verdict = judge(look(health=http(0), log=line))
+    assert isinstance(verdict, Waits)
+    assert verdict.reason.endswith("the log's last line: non-default args: {'port': 8000}")
+
+
 NETWORK = """\
 Inter-|   Receive                                                |  Transmit
  face |bytes    packets errs drop fifo frame compressed multicast|bytes    packets errs drop fifo colls carrier
