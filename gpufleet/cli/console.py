@@ -169,7 +169,9 @@ def _write(stream: TextIO | None, text: str) -> None:
     if stream is None:  # closed before we started; print() would take the other one instead
         return
     try:
-        print(text.encode("utf-8", "replace").decode("utf-8"), file=stream, flush=True)
+        # One write a line: hosts are told of from several threads.
+        stream.write(text.encode("utf-8", "replace").decode("utf-8") + "\n")
+        stream.flush()
     except BrokenPipeError:
         silence(stream)
 
