@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -17,6 +18,13 @@ for name, examples in (("dev", 50), ("ci", 500), ("deep", 10_000)):
         suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
     )
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dev"))
+
+
+# A suite that is started in the background or by nohup inherits ignored signals and would hand them on to every
+# process that it starts, so that a Ctrl-C which a test sends would not be heard.
+for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, lambda *_: None)):
+    if signal.getsignal(number) is signal.SIG_IGN:
+        signal.signal(number, handler)
 
 
 class FakeClock:
