@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -143,7 +142,7 @@ def _take_up(word: str, goal: Goal, sources: list[str], *, stop: ExitCode | None
     from gpufleet.names import RunId
 
     command, run = f"change {goal.value}", RunId(word)
-    with _tools() as tools:
+    with wiring.fleet_tools(current()) as tools:
         resolve = resolver(tools.inventory, goal)
         _find(run, sources, tools, resolve)
         if stop is not None:
@@ -189,28 +188,3 @@ def _find(run: RunId, sources: list[str], tools: Tools, resolve: Resolve) -> Non
         )
     finally:
         reach.close()
-
-
-@contextmanager
-def _tools() -> Iterator[Tools]:
-    """Everything that finishing a run needs; sessions are closed at the end."""
-    from contextlib import closing
-
-    from gpufleet.change.flow import Tools as ChangeTools
-    from gpufleet.cli import progress
-    from gpufleet.clock import SystemClock
-    from gpufleet.deploy.tools import Tools
-
-    settings = current()
-    inventory = wiring.load_inventory(settings)
-    with closing(wiring.transport(inventory, settings)) as transport:
-        change = ChangeTools(
-            transport=transport,
-            clock=SystemClock(),
-            predicates={},
-            state_dir=settings.state_dir,
-            operator=progress.operator(),
-            observer=progress.tell,
-            forks=settings.forks,
-        )
-        yield Tools.of(inventory, change, warn)

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from gpufleet.cli import wiring
-from gpufleet.cli.console import Answer, confirm, finish, note, table, warn
+from gpufleet.cli.console import Answer, confirm, finish, note, table
 from gpufleet.cli.settings import current
 from gpufleet.errors import ExitCode, Interrupted, UsageError
 
 if TYPE_CHECKING:
     from gpufleet.deploy.flow import Prepared
-    from gpufleet.deploy.tools import Tools
     from gpufleet.pools.model import Pool
     from gpufleet.pools.store import PoolStore
 
@@ -79,7 +77,7 @@ def deploy(  # options, given by name
     from gpufleet.deploy.flow import carry_out, prepare
 
     changes = wishes.changes_of(model, hosts, replicas, algorithm, image, engine_arg, gpus, mig)
-    with _tools() as tools:
+    with wiring.fleet_tools(current()) as tools:
         if plan is not None:
             if name or file or changes:
                 raise UsageError("`--plan` stands alone: the saved plan says everything")
@@ -118,7 +116,7 @@ def plan_pool(  # options, given by name
     from gpufleet.deploy.flow import prepare
 
     changes = wishes.changes_of(model, hosts, replicas, algorithm, image, engine_arg, gpus, mig)
-    with _tools() as tools:
+    with wiring.fleet_tools(current()) as tools:
         pool = wishes.wanted(tools.inventory, tools.store, name, file, changes)
         prepared = prepare(tools, pool, command=f"pool plan {pool.name}")
     if save is not None:
@@ -217,7 +215,7 @@ def delete(name: Name, dry_run: DryRun = False, check: Check = False) -> None:
     from gpufleet.names import PoolName
     from gpufleet.pools.load import unknown
 
-    with _tools() as tools:
+    with wiring.fleet_tools(current()) as tools:
         known = wishes.known_names(tools.inventory, tools.store)
         if name not in known:
             raise unknown(name, known)
@@ -246,31 +244,6 @@ def delete(name: Name, dry_run: DryRun = False, check: Check = False) -> None:
             raise Interrupted("not confirmed; nothing was changed")
         done = carry_out(tools, deletion)
     raise finish(pool_text.done_answer("pool delete", name, done))
-
-
-@contextmanager
-def _tools() -> Iterator[Tools]:
-    """Everything a use case needs; sessions are closed at the end."""
-    from contextlib import closing
-
-    from gpufleet.change.flow import Tools as ChangeTools
-    from gpufleet.cli import progress
-    from gpufleet.clock import SystemClock
-    from gpufleet.deploy.tools import Tools
-
-    settings = current()
-    inventory = wiring.load_inventory(settings)
-    with closing(wiring.transport(inventory, settings)) as transport:
-        change = ChangeTools(
-            transport=transport,
-            clock=SystemClock(),
-            predicates={},
-            state_dir=settings.state_dir,
-            operator=progress.operator(),
-            observer=progress.tell,
-            forks=settings.forks,
-        )
-        yield Tools.of(inventory, change, warn)
 
 
 def _store() -> PoolStore:

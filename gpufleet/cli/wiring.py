@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,6 +11,7 @@ from gpufleet.cli.settings import Settings
 from gpufleet.errors import UsageError
 
 if TYPE_CHECKING:
+    from gpufleet.deploy.tools import Tools
     from gpufleet.inventory.model import Host, Inventory
     from gpufleet.names import HostName
     from gpufleet.redact import Secret
@@ -57,6 +59,29 @@ def transport(inventory: Inventory, settings: Settings) -> FleetTransport:
 
     targets = {name: target_of(host) for name, host in inventory.hosts.items()}
     return FleetTransport(targets, warn=warn, ask_passphrase=ask_passphrase if settings.interactive else None)
+
+
+@contextmanager
+def fleet_tools(settings: Settings) -> Iterator[Tools]:
+    """Everything a use case that changes hosts needs; sessions are closed at the end."""
+    from gpufleet.change.flow import Tools as ChangeTools
+    from gpufleet.cli import progress
+    from gpufleet.cli.console import warn
+    from gpufleet.clock import SystemClock
+    from gpufleet.deploy.tools import Tools
+
+    inventory = load_inventory(settings)
+    with closing(transport(inventory, settings)) as sessions:
+        change = ChangeTools(
+            transport=sessions,
+            clock=SystemClock(),
+            predicates={},
+            state_dir=settings.state_dir,
+            operator=progress.operator(),
+            observer=progress.tell,
+            forks=settings.forks,
+        )
+        yield Tools.of(inventory, change, warn)
 
 
 def ask_passphrase(path: str) -> Secret[str] | None:
