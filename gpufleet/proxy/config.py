@@ -28,6 +28,10 @@ def parse_address(text: str) -> Address:
         host = host[1:-1]
     elif ":" in host:
         raise ValueError(f"`{text}`: an IPv6 address stands in brackets, [::1]:8080")
+    try:
+        host.encode("idna")  # what a look-up does first
+    except UnicodeError:
+        raise ValueError(f"`{text}`: no host can have this name") from None
     return Address(host=host or "127.0.0.1", port=int(port))
 
 

@@ -132,8 +132,11 @@ class TokenReader:
         self._seen: object = None
 
     def changed(self) -> bool:
-        """Something was committed since `read`, or the file came or went."""
-        return self._mark() != self._seen
+        """Something was committed since `read`, the file came or went, or it cannot be told: then `read` says why."""
+        try:
+            return self._mark() != self._seen
+        except OSError:
+            return True
 
     def read(self) -> dict[bytes, Token]:
         """Raises `OSError` or `sqlite3.Error`; nothing when there is no file."""
@@ -154,7 +157,7 @@ class TokenReader:
             with self._path.open("rb") as file:
                 status = os.fstat(file.fileno())
                 return status.st_ino, status.st_mtime_ns, file.read(28)[24:]
-        except OSError:
+        except FileNotFoundError:
             return None
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from gpufleet.errors import CannotServe
 from gpufleet.pools.routes import EndpointRoute, PoolRoute, RouteTable
-from gpufleet.proxy.config import Address, ProxyConfig
+from gpufleet.proxy.config import Address, ProxyConfig, parse_address
 from gpufleet.proxy.run.background import ProxyThread
 from gpufleet.proxy.run.fleet import TableRefused, check
 from gpufleet.tokens.model import Principal, issue
@@ -215,6 +215,28 @@ def test_tokens(tmp_path):
     assert secret.reveal().encode() not in b"".join(call.head for call in engine.calls)
 
 
+def test_tokens_that_cannot_be_read_are_not_no_tokens(tmp_path, caplog):
+    path = tmp_path / "tokens.db"
+    with engines(ordinary) as (engine,):
+        path.mkdir()
+        with (
+            pytest.raises(CannotServe, match="the tokens cannot be read"),
+            proxy(tmp_path, table(engine), allow_anonymous=False),
+        ):
+            pass
+        path.rmdir()
+        secret, token = issue(Principal(name="demo"), now=1.0, lifetime=None, random_bytes=os.urandom)
+        TokenStore(path).add(token)
+        with proxy(tmp_path, table(engine), allow_anonymous=False) as running:
+            broken = tmp_path / "broken"
+            broken.write_bytes(b"no tokens " * 100)
+            broken.replace(path)
+            eventually(lambda: "those in use stay: file is not a database" in caplog.text)
+            threading.Event().wait(0.1)  # several more looks at the file
+            assert running.post(ASK, Authorization=f"Bearer {secret.reveal()}")[0] == 200
+            assert caplog.text.count("file is not a database") == 1
+
+
 def test_a_refused_upload_is_answered_before_it_is_read(tmp_path):
     with engines(ordinary) as (engine,), proxy(tmp_path, table(engine), allow_anonymous=False) as running:
         with running.dial() as client:
@@ -335,3 +357,21 @@ def test_a_member_that_could_write_into_a_request_or_a_log_is_refused(wrong):
     with pytest.raises(TableRefused) as refused:
         check(RouteTable(pools=(PoolRoute(name="chat", endpoints=(endpoint,)),)))
     assert str(refused.value).isprintable()
+
+
+@pytest.mark.parametrize(
+    "text", ["h", "h:", "h:x", "h:65536", "::1:80", "[::1:80", "..:80", f"{'a' * 70}.x:80"]
+)
+def test_an_address_that_cannot_be(text):
+    with pytest.raises(ValueError, match=r"is not HOST:PORT|in brackets|no host can have this name"):
+        parse_address(text)
+
+
+def test_an_operator_that_does_not_read_is_let_go(tmp_path):
+    with engines(ordinary) as (engine,), proxy(tmp_path, table(engine)) as running:
+        with socket.create_connection(("127.0.0.1", running.started.admin.port), timeout=20) as sock:
+            with contextlib.suppress(ConnectionError):
+                for _ in range(10_000):
+                    sock.sendall(b"GET /metrics HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n" * 100)
+            eventually(lambda: not running.started.state.operators)
+        assert running.admin("GET", "/health")[0] == 200

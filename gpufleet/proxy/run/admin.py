@@ -24,6 +24,8 @@ from gpufleet.proxy.wire.http1 import RequestReader
 from gpufleet.proxy.wire.refusal import REASONS
 
 _JSON = b"application/json"
+_UNREAD_LIMIT = 1024 * 1024
+"""Bytes of answers that an operator may leave unread."""
 
 
 class _Drain(msgspec.Struct, forbid_unknown_fields=True):
@@ -65,6 +67,9 @@ class AdminConnection(asyncio.Protocol):
         self._reader.feed(data)
         try:
             while self._transport is not None and not self._transport.is_closing():
+                if self._transport.get_write_buffer_size() > _UNREAD_LIMIT:
+                    self.close()
+                    return
                 event = self._reader.next_event()
                 if event is None:
                     return

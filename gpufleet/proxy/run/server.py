@@ -98,6 +98,7 @@ class _Server:
         self._state = ProxyState(config, loop, clock)
         self._routes = RoutesFile(config.routes)
         self._tokens = TokenReader(config.tokens)
+        self._token_trouble = ""
         self._stop = asyncio.Event()
         self._hurry = asyncio.Event()
         self._listener: asyncio.Server | None = None
@@ -107,7 +108,7 @@ class _Server:
     async def start(self) -> None:
         """Everything that can be wrong is found before the first connection is accepted."""
         self._first_routes()
-        self._read_tokens()
+        self._first_tokens()
         state = self._state
         self._listener = await self._listen(lambda: ClientConnection(state), self._config.listen)
         try:
@@ -231,13 +232,24 @@ class _Server:
             self._state.metrics.reloads.add(("read",))
             _LOG.info("routes of generation %d in use", self._state.fleet.table.generation)
 
-    def _read_tokens(self) -> None:
+    def _first_tokens(self) -> None:
+        """Tokens that cannot be read are not no tokens."""
+        self._read_tokens(say=False)
+        if self._token_trouble:
+            raise CannotServe(f"the tokens cannot be read: {self._token_trouble}", where=self._config.tokens)
+
+    def _read_tokens(self, *, say: bool = True) -> None:
+        """Whatever keeps them from being read changes nothing, and is said once."""
+        trouble = ""
         try:
             tokens = self._tokens.read()
         except (OSError, sqlite3.Error) as error:
-            _LOG.error("tokens not read, those in use stay: %s", error)
+            trouble = str(error)
         else:
             self._state.directory = Directory(tokens, anonymous=self._config.allow_anonymous)
+        if trouble and say and trouble != self._token_trouble:
+            _LOG.error("tokens not read, those in use stay: %s", trouble)
+        self._token_trouble = trouble
 
 
 def _nothing_to_serve(path: str, why: str) -> CannotServe:
