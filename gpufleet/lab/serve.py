@@ -138,7 +138,8 @@ def main(arguments: list[str] | None = None) -> int:
         signal.signal(number, lambda *_: ended.set())
     try:
         with RunningLab(asked.folder, hosts=asked.hosts, gpus=asked.gpus, load_seconds=asked.load_seconds):
-            _tell(asked.ready_fd, "ready")
+            if not _tell(asked.ready_fd, "ready"):
+                return 1  # whoever started us is gone, and nobody knows of us
             # Short waits, since a signal does not wake every kind of waiting thread.
             while not ended.wait(1.0):
                 pass
@@ -148,11 +149,15 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def _tell(descriptor: int, text: str) -> None:
-    with contextlib.suppress(OSError):
+def _tell(descriptor: int, text: str) -> bool:
+    """Whether somebody was there to hear it."""
+    try:
         os.write(descriptor, f"{text}\n".encode())
         if descriptor > 2:
             os.close(descriptor)
+    except OSError:
+        return False
+    return True
 
 
 if __name__ == "__main__":

@@ -143,6 +143,18 @@ def test_ctrl_c_while_a_lab_starts_leaves_none_behind(tmp_path: Path, monkeypatc
     assert not (folder.path / "lab.json").exists()
 
 
+def test_a_lab_whose_starter_was_killed_ends(tmp_path: Path):
+    reading, writing = os.pipe()
+    words = ["-m", "gpufleet.lab.serve", str(tmp_path), "--hosts", "1", "--ready-fd", str(writing)]
+    with subprocess.Popen([sys.executable, *words], pass_fds=(writing,)) as lab:
+        os.close(writing)
+        os.close(reading)
+        try:
+            assert lab.wait(60) == 1
+        finally:
+            lab.kill()
+
+
 def test_one_start_at_a_time(tmp_path: Path):
     descriptor = os.open(tmp_path, os.O_RDONLY)
     try:
