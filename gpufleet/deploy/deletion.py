@@ -11,7 +11,7 @@ from gpufleet.change.records import journal_file
 from gpufleet.deploy import commit
 from gpufleet.deploy.commands import Dialect
 from gpufleet.deploy.plan import fingerprint
-from gpufleet.deploy.replicas import Present, replicas_of
+from gpufleet.deploy.replicas import Present, held_by, replicas_of
 from gpufleet.deploy.retire import Retired, copy_routes, retire, try_again
 from gpufleet.deploy.steps import stop_step
 from gpufleet.deploy.survey import survey
@@ -85,9 +85,16 @@ def delete(tools: Tools, deletion: Deletion) -> Done:
         outcome="committed",
         run=run or next(iter(retired.runs), ""),
         generation=tools.store.routes().generation,
-        hosts=tuple(row.fields() for row in change.rows) if change else (),
+        hosts=tuple(_row(one, change) for one in deletion.gone),
         leftovers=retired.leftovers,
     )
+
+
+def _row(one: Present, change: Change | None) -> Mapping[str, object]:
+    """What became of one replica; one that was down already had nothing to be stopped."""
+    found = next((row.fields() for row in change.rows if row.host == one.host), None) if change else None
+    plain = {"host": one.host, "status": "done", "phase": "", "reason": "", "hint": "", "duration_s": None}
+    return {**(found or plain), **held_by(one), "endpoint": ""}
 
 
 def retire_after(tools: Tools, context: Mapping[str, str]) -> Retired:

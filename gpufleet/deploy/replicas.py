@@ -109,6 +109,16 @@ def endpoint_of(present: Present, host: Host) -> Endpoint:
     )
 
 
+def held_by(present: Present) -> dict[str, object]:
+    """A replica and the GPUs or the slice that it holds or held, as rows have them."""
+    words = present.container.labels.get(f"{LABEL}.slice", "").split()
+    return {
+        "replica": present.replica,
+        "gpu": words[0] if words else "",
+        "slice": " ".join(words) if len(words) > 1 else None,
+    }
+
+
 def endpoint(new: New, host: Host, revision: int) -> Endpoint:
     return Endpoint(
         replica=new.replica,

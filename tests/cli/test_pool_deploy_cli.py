@@ -178,9 +178,14 @@ def test_an_unreachable_host_is_exit_7(desk):
 
 
 def test_delete_takes_everything_away(desk):
-    desk.json("pool", "deploy", "chat", "--yes")
+    deployed = desk.json("pool", "deploy", "chat", "--yes")
     assert desk.json("pool", "delete", "chat", "--check")["exit"] == 3
     assert desk.run("pool", "delete", "chat")[0] == 2
-    assert desk.json("pool", "delete", "chat", "--yes")["outcome"] == "committed"
+    deleted = desk.json("pool", "delete", "chat", "--yes")
+    assert deleted["outcome"] == "committed"
+    fields = ("host", "replica", "gpu", "slice", "status")
+    told = [[{name: row[name] for name in fields} for row in one["hosts"]] for one in (deployed, deleted)]
+    assert told[0] == told[1]
+    assert len(told[0]) == 2
     assert desk.containers() == {"gpu-01": [], "gpu-02": []}
     assert json.loads((desk.path / "state" / "routes.json").read_text())["pools"] == []
