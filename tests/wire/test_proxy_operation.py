@@ -16,6 +16,7 @@ import pytest
 from gpufleet.errors import CannotServe
 from gpufleet.pools.routes import EndpointRoute, PoolRoute, RouteTable
 from gpufleet.proxy.config import Address, ProxyConfig, parse_address
+from gpufleet.proxy.decide.deadline import Timeouts
 from gpufleet.proxy.run.background import ProxyThread
 from gpufleet.proxy.run.fleet import TableRefused, check
 from gpufleet.tokens.model import Principal, issue
@@ -127,6 +128,29 @@ def test_a_bad_route_table_is_refused_and_the_old_one_stays(tmp_path, content):
         assert generation(running) == 1
         write(running.routes, table(engine, generation=2))
         eventually(lambda: generation(running) == 2)
+
+
+def test_a_member_that_comes_back_is_as_busy_as_it_was(tmp_path):
+    gate = Gate()
+    limits = Timeouts(upstream_idle=3600.0)
+    with (
+        engines(gate, ordinary) as (engine, other),
+        proxy(tmp_path, table(engine), timeouts=limits) as running,
+    ):
+        generation = partial(getattr, running.started.state.fleet, "table")
+        with running.dial() as client:
+            client.ask(ASK)
+            eventually(lambda: engine.calls)
+            for number, member in ((2, other), (3, engine)):
+                write(running.routes, table(member, generation=number))
+                eventually(lambda number=number: generation().generation == number)
+            assert running.in_flight() == [1]
+            gate.open.set()
+            client.until(b"\r\n\r\n")
+            eventually(lambda: running.in_flight() == [0])
+        for _ in range(2):
+            assert running.post(ASK)[0] == 200
+        assert engine.connections == 1  # kept again, that of the request in flight too
 
 
 def test_drain_over_the_admin_address(tmp_path):

@@ -116,12 +116,14 @@ class LiveTable:
 class Fleet:
     """The current generation and the members that outlive it."""
 
-    __slots__ = ("_config", "_loop", "drained", "members", "table")
+    __slots__ = ("_config", "_leaving", "_loop", "drained", "members", "table")
 
     def __init__(self, config: ProxyConfig, loop: asyncio.AbstractEventLoop) -> None:
         self._config = config
         self._loop = loop
         self.members: dict[tuple[str, str], Member] = {}
+        self._leaving: dict[tuple[str, str], Member] = {}
+        """Members of no pool with requests in flight: one that comes back (a change undone) is as busy as it was."""
         self.table = LiveTable(RouteTable(), {})
         self.drained: set[tuple[str, str]] = set()
         """(pool, replica) that the admin address drains; a reload keeps them, a restart does not."""
@@ -141,7 +143,7 @@ class Fleet:
             seats = []
             for endpoint in route.endpoints:
                 identity = (endpoint.id, endpoint.url)
-                member = members.get(identity) or before.get(identity)
+                member = members.get(identity) or before.get(identity) or self._back(identity)
                 if member is None:
                     member = Member(endpoint, self._loop, self._config.timeouts.connect)
                 members[identity] = member
@@ -155,7 +157,15 @@ class Fleet:
         for identity, member in before.items():
             if identity not in members:
                 member.connections.close()
+                self._leaving[identity] = member
         self.refresh()
+
+    def _back(self, identity: tuple[str, str]) -> Member | None:
+        member = self._leaving.pop(identity, None)
+        if member is not None:
+            member.connections.closed = False
+            member.health = Health()  # nobody looked at it meanwhile
+        return member
 
     def _policy(self, route: PoolRoute) -> Policy:
         old = self.table.pools.get(route.name)
@@ -182,6 +192,7 @@ class Fleet:
     def tick(self, now: float) -> None:
         """End ejections whose time is up and close connections that nobody used."""
         changed = False
+        self._leaving = {identity: member for identity, member in self._leaving.items() if member.running}
         for member in self.members.values():
             after = expire(member.health, now)
             changed = changed or after.verdict is not member.health.verdict
