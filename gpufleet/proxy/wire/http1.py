@@ -24,6 +24,7 @@ from gpufleet.proxy.wire.heads import (
 
 _BARE_LINE_FEED = re.compile(rb"(?<!\r)\n")
 _VERSION = b"HTTP/1."
+_EMPTY_LINES = re.compile(rb"(?:\r\n)++")
 
 
 class RequestReader:
@@ -95,8 +96,9 @@ class RequestReader:
 
     def _read_head(self) -> RequestHead | None:
         buffer = self._buffer
-        if buffer.startswith(b"\r\n"):  # one empty line before a request is ignored (RFC 9112 2.2)
-            buffer = self._buffer = buffer[2:]
+        empty = _EMPTY_LINES.match(buffer)  # ignored before a request (RFC 9112 2.2), however they arrive
+        if empty is not None:
+            buffer = self._buffer = buffer[empty.end() :]
         end = buffer.find(b"\r\n\r\n", max(0, self._scanned - 3))
         if end < 0:
             self._refuse_early(buffer)

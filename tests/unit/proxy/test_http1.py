@@ -217,6 +217,7 @@ fragments = st.lists(
 ).map(b"".join)
 
 
+@example(content=b"\r\n\r\n", points=[2])
 @given(content=fragments, points=st.lists(st.integers(0, 300), max_size=5))
 def test_shuffled_http_gives_the_same_events_or_error_for_any_cut(content, points):
     assert events(cut(content, points)) == events([content])
