@@ -6,6 +6,7 @@ and many build machines still run version 1, so both are here.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 from functools import partial
@@ -60,11 +61,10 @@ def members(site: str) -> set[int]:
     """Every process in any group of the site: ours by construction."""
     found: set[int] = set()
     for tree in trees():
-        for path in (tree / site).rglob("cgroup.procs"):
-            try:
-                found |= {int(word) for word in path.read_text().split()}
-            except OSError:
-                continue
+        # Not rglob: it raises when a container's group goes while it looks, os.walk passes on.
+        for folder, _, _ in os.walk(tree / site):
+            with contextlib.suppress(OSError):
+                found |= {int(word) for word in (Path(folder) / "cgroup.procs").read_text().split()}
     return found
 
 

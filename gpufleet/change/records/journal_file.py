@@ -122,13 +122,11 @@ def create(state_dir: Path, run: RunId, clock: Clock, first: Body) -> JournalFil
         ) from error
     try:
         journal.append(first)
-    except BaseException as error:
+    except JournalError as error:
         journal.discard()
         journal.close()
-        if isinstance(error, JournalError):
-            hints = ("make room; nothing was changed",)
-            raise PreflightFailed(error.summary, where=error.where, hints=hints) from error
-        raise
+        hints = ("make room; nothing was changed",)
+        raise PreflightFailed(error.summary, where=error.where, hints=hints) from error
     return journal
 
 
