@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -128,14 +129,14 @@ def test_ctrl_c_while_a_lab_starts_leaves_none_behind(tmp_path: Path, monkeypatc
         raise KeyboardInterrupt
 
     class Remembered(subprocess.Popen[bytes]):
-        def __init__(self, *words: object, **options: object) -> None:
+        def __init__(self, *words: Any, **options: Any) -> None:
             super().__init__(*words, **options)
             started.append(self)
 
     folder = LabFolder(tmp_path / "lab")
     with monkeypatch.context() as patch:
-        patch.setattr(background.select, "select", interrupted)
-        patch.setattr(background.subprocess, "Popen", Remembered)
+        patch.setattr("gpufleet.lab.background.select.select", interrupted)
+        patch.setattr("gpufleet.lab.background.subprocess.Popen", Remembered)
         with pytest.raises(KeyboardInterrupt):
             background.up(folder, hosts=1, gpus="1xH100-80GB")
     assert started[0].returncode == -signal.SIGKILL

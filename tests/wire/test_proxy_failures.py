@@ -393,15 +393,15 @@ def test_what_speaks_no_http_is_not_waited_for(tmp_path, words):
 def test_a_reset_is_no_end_of_an_answer(tmp_path):
     def reset_after_a_word(call):
         call.send(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\ndata: one\n\n")
-        call.engine.told.wait(20)
+        told.wait(20)
         call.reset()
 
+    told = threading.Event()
     with engines(reset_after_a_word) as (engine,), proxy(tmp_path, table(engine)) as running:
-        engine.told = threading.Event()
         with running.dial() as client:
             client.ask(STREAM)
             client.until(b"data: one\n\n")
-            engine.told.set()
+            told.set()
             assert b'"upstream connection lost"' in client.rest()
         eventually(lambda: idle(running))
         assert 'phase="streaming"' in running.admin("GET", "/metrics")[1]

@@ -143,7 +143,7 @@ def test_a_member_that_comes_back_is_as_busy_as_it_was(tmp_path):
             eventually(lambda: engine.calls)
             for number, member in ((2, other), (3, engine)):
                 write(running.routes, table(member, generation=number))
-                eventually(lambda number=number: generation().generation == number)
+                eventually(partial(lambda wanted: generation().generation == wanted, number))
             assert running.in_flight() == [1]
             gate.open.set()
             client.until(b"\r\n\r\n")
@@ -349,7 +349,7 @@ def test_stop_waits_for_bytes_and_bodies_that_are_on_their_way(tmp_path, uvloop)
                 b"POST %s HTTP/1.1\r\nHost: p\r\nContent-Length: %d\r\n\r\n" % (CHAT.encode(), len(body))
             )
             eventually(lambda: sum(one.unfinished for one in list(running.started.state.clients)) == 2)
-            got = []
+            got: list[bytes] = []
 
             def finish():
                 eventually(lambda: running.started.state.stopping)

@@ -127,6 +127,9 @@ def create(state_dir: Path, run: RunId, clock: Clock, first: Body) -> JournalFil
         journal.close()
         hints = ("make room; nothing was changed",)
         raise PreflightFailed(error.summary, where=error.where, hints=hints) from error
+    except BaseException:
+        journal.close()  # the record may be on disk: the run stays, for a resume or an undo
+        raise
     return journal
 
 
