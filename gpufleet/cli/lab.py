@@ -10,6 +10,7 @@ import typer
 from gpufleet.cli.console import Answer, finish, note
 from gpufleet.cli.settings import current
 from gpufleet.errors import ExitCode, UsageError
+from gpufleet.paths import expanded
 
 if TYPE_CHECKING:
     from gpufleet.lab.lab_files import LabFolder
@@ -30,7 +31,7 @@ Folder = Annotated[
 def _folder(directory: Path | None) -> LabFolder:
     from gpufleet.lab.lab_files import LabFolder
 
-    return LabFolder((directory or current().state_dir / "lab").expanduser().absolute())
+    return LabFolder(expanded(directory or current().state_dir / "lab").absolute())
 
 
 @app.command()

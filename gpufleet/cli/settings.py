@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from gpufleet.errors import UsageError
+from gpufleet.paths import expanded
 
 VALUED = {
     "--inventory": "inventory",
@@ -75,7 +76,7 @@ def default_state_dir() -> Path:
     """`GPUFLEET_STATE`, else the platform's state directory (XDG Base Directory Specification 0.8)."""
     named = os.environ.get("GPUFLEET_STATE")
     if named:
-        return Path(named).expanduser()
+        return expanded(named)
     base = os.environ.get("XDG_STATE_HOME")
     return (Path(base) if base else Path.home() / ".local" / "state") / "gpufleet"
 
@@ -116,13 +117,13 @@ def _settings(found: dict[str, object]) -> Settings:
     if output != "text" and output != "json":  # noqa: PLR1714  # mypy narrows by comparison, not by membership
         raise UsageError(f"option `--output` takes text or json, not `{output}`")
     settings = Settings(
-        inventory=Path(str(inventory)).expanduser() if inventory else None,
+        inventory=expanded(str(inventory)) if inventory else None,
         output=output,
         no_input=bool(found.get("no_input")),
         yes=bool(found.get("yes")),
         quiet=bool(found.get("quiet")),
         verbose=bool(found.get("verbose")),
-        state_dir=Path(str(found["state_dir"])).expanduser() if "state_dir" in found else default_state_dir(),
+        state_dir=expanded(str(found["state_dir"])) if "state_dir" in found else default_state_dir(),
     )
     forks = found.get("forks")
     if forks is None:

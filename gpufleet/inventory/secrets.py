@@ -15,6 +15,7 @@ from pathlib import Path
 from threading import Lock
 
 from gpufleet.errors import SecretUnresolved
+from gpufleet.paths import expanded
 from gpufleet.redact import Secret
 
 PATTERN = re.compile(r"\$\{(env|file|cmd):([^}]+)\}")
@@ -83,7 +84,7 @@ def _from_environment(name: str, reference: str, _base: Path) -> str:
 
 
 def _from_file(name: str, reference: str, base: Path) -> str:
-    path = base / Path(name).expanduser()
+    path = base / expanded(name)
     try:
         return _last_newline_off(path.read_text(encoding="utf-8"))
     except UnicodeDecodeError as error:

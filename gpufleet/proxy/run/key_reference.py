@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-from pathlib import Path
 
+from gpufleet.paths import expanded
 from gpufleet.redact import Secret
 
 _REFERENCE = re.compile(r"\$\{(file|env):([^}]+)\}")
@@ -25,7 +25,7 @@ def resolve(reference: str) -> Secret[bytes]:
         value = text.encode()
     else:
         try:
-            value = Path(place).expanduser().read_bytes()
+            value = expanded(place).read_bytes()
         except OSError as error:
             raise ValueError(
                 f"the file {place} of the engine's key cannot be read: {error.strerror}"

@@ -20,6 +20,7 @@ import paramiko
 from paramiko.agent import AgentKey, AgentSSH
 
 from gpufleet.errors import AuthenticationRefused
+from gpufleet.paths import expanded
 from gpufleet.redact import Secret
 from gpufleet.remote.ssh import keys
 from gpufleet.remote.ssh.known_hosts import fingerprint
@@ -66,7 +67,7 @@ def agent_keys(options: SshOptions) -> Iterator[tuple[AgentKey, ...]]:
     with contextlib.ExitStack() as stack:
         found: tuple[AgentKey, ...] = ()
         try:
-            agent = _Agent(str(Path(path).expanduser()), options.connect_timeout)
+            agent = _Agent(str(expanded(path)), options.connect_timeout)
             stack.callback(agent.close)
             found = tuple(agent.get_keys())
         except (OSError, paramiko.SSHException):
@@ -102,7 +103,7 @@ class KeyRing:
     def _of_file(
         self, path: str, target: Target, agent: tuple[AgentKey, ...], *, quiet: bool, must_exist: bool
     ) -> Offer | None:
-        place = Path(path).expanduser()
+        place = expanded(path)
         try:
             content = place.read_bytes()
         except OSError as wrong:
@@ -160,7 +161,7 @@ class KeyRing:
             key = self._open.get((path, passphrase))
             if key is None:
                 try:
-                    key = paramiko.PKey.from_path(Path(path).expanduser(), cast("str | None", secret))
+                    key = paramiko.PKey.from_path(expanded(path), cast("str | None", secret))
                 except Exception as wrong:  # noqa: BLE001 paramiko lets many libraries' exceptions through
                     if quiet:
                         return None
@@ -175,7 +176,7 @@ def passphrase_of_file(target: Target) -> Secret[str] | None:
     if not path:
         return None
     try:
-        lines = Path(path).expanduser().read_text(encoding="utf-8").splitlines()
+        lines = expanded(path).read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError):
         raise AuthenticationRefused(
             f"the file {path} cannot be read", where=target.name, hints=(f"correct {PASSPHRASE_FILE}",)

@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from gpufleet.errors import HostUnreachable
+from gpufleet.paths import expanded
 from gpufleet.remote.environment import without_secrets
 from gpufleet.remote.ssh import options as ssh_options
 from gpufleet.remote.ssh.alike import Patterns, for_host, patterns
@@ -89,9 +90,9 @@ class SshConfig:
         if shutil.which(self._program) != STOCK:
             return Patterns(None)
         if config_file is not None:
-            files = [Path(config_file).expanduser()]
+            files = [expanded(config_file)]
         else:
-            files = [path for path in (Path("~/.ssh/config").expanduser(), Path(SYSTEM)) if path.exists()]
+            files = [path for path in (expanded("~/.ssh/config"), Path(SYSTEM)) if path.exists()]
         texts = []
         for path in files:
             text = _text(path)
@@ -104,7 +105,7 @@ class SshConfig:
         """The text of `ssh -G`; None where there is no `ssh`."""
         argv = [self._program, "-G", "-T"]
         if asked.config_file is not None:
-            argv += ["-F", str(Path(asked.config_file).expanduser())]
+            argv += ["-F", str(expanded(asked.config_file))]
         if asked.user is not None:
             argv += ["-l", asked.user]
         if asked.port is not None:
@@ -145,10 +146,10 @@ def _included(pattern: str) -> list[str] | None:
     """The files of one `Include`; a relative one may stand beside either file, and both are looked at."""
     if "%" in pattern or "$" in pattern:
         return None
-    roots = [""] if pattern.startswith(("/", "~")) else [str(Path("~/.ssh").expanduser()), "/etc/ssh"]
+    roots = [""] if pattern.startswith(("/", "~")) else [str(expanded("~/.ssh")), "/etc/ssh"]
     found: list[str] = []
     for root in roots:
-        for name in sorted(glob.glob(os.path.join(root, os.path.expanduser(pattern)))):  # noqa: PTH111, PTH118, PTH207  # the pattern is no path
+        for name in sorted(glob.glob(os.path.join(root, expanded(pattern)))):  # noqa: PTH118, PTH207  # the pattern is no path
             text = _text(Path(name))
             if text is None:
                 return None

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+from gpufleet.paths import expanded
 from gpufleet.remote.ssh.known_hosts import Entry, Parsed, parse
 
 
@@ -26,7 +27,7 @@ class KnownHostsFiles:
 
     def entries(self, paths: tuple[str, ...]) -> tuple[Entry, ...]:
         """All entries of all files, in this order."""
-        return tuple(entry for path in paths for entry in self._of(Path(path).expanduser()))
+        return tuple(entry for path in paths for entry in self._of(expanded(path)))
 
     def _of(self, path: Path) -> tuple[Entry, ...]:
         with self._lock:
@@ -49,7 +50,7 @@ class KnownHostsFiles:
 
 def add_line(path: Path, line: str) -> None:
     """Add one line to a known_hosts file: a whole new file beside it, fsync, rename; 0600 when it is new."""
-    path = Path(os.path.realpath(path.expanduser()))
+    path = Path(os.path.realpath(expanded(path)))
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     try:
         before, mode = path.read_bytes(), path.stat().st_mode & 0o777
