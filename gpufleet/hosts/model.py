@@ -176,7 +176,7 @@ class HostFacts:
         at: RFC 3339, when the answers were read.
         boot_id: changes at each boot.
         listening: TCP ports something listens on.
-        sudo: True when `sudo -n true` works.
+        sudo: True when `sudo -n true` works, or the user is root already.
         noisy_login: the login printed text before our first byte.
         home: home directory of the SSH user.
         toolkit: version of the NVIDIA container toolkit, empty when it is not installed.

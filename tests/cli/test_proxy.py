@@ -18,7 +18,7 @@ import pytest
 
 from tests.kit.engines import CHAT_ANSWER, PATIENCE, engines
 from tests.kit.engines import chat as ordinary
-from tests.kit.proxies import CHAT, eventually, table, write
+from tests.kit.proxies import CHAT, eventually, refuses, table, write
 
 pytestmark = pytest.mark.wire
 ROOT = Path(__file__).parents[2]
@@ -112,20 +112,12 @@ def test_a_request_in_flight_ends_before_the_process(tmp_path, number):
             asking.start()
             eventually(lambda: engine.calls)
             process.send_signal(number)
-            eventually(lambda: refuses(port))
+            eventually(lambda: refuses("127.0.0.1", port))
             assert process.poll() is None
             gate.set()
             asking.join(PATIENCE)
             assert answers == [(200, CHAT_ANSWER)]
             assert process.wait(PATIENCE) == 0
-
-
-def refuses(port: int) -> bool:
-    try:
-        socket.create_connection(("127.0.0.1", port), timeout=5).close()
-    except ConnectionRefusedError:
-        return True
-    return False
 
 
 def test_a_second_signal_does_not_wait(tmp_path):
@@ -142,7 +134,7 @@ def test_a_second_signal_does_not_wait(tmp_path):
             )
             eventually(lambda: engine.calls)
             process.send_signal(signal.SIGINT)
-            eventually(lambda: refuses(port))
+            eventually(lambda: refuses("127.0.0.1", port))
             process.send_signal(signal.SIGINT)
             assert process.wait(PATIENCE) == 0
         eventually(lambda: engine.gone == [True])

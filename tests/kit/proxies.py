@@ -52,6 +52,20 @@ def eventually(question: Callable[[], Any], what: str = "") -> Any:
     raise AssertionError(f"never came true: {what or question}")
 
 
+def refuses(host: str, port: int) -> bool:
+    """Whether nothing listens there any more.
+
+    A listener that closes resets whoever waits in its queue; that is not yet a refusal, and the next try is.
+    """
+    try:
+        socket.create_connection((host, port), timeout=5).close()
+    except ConnectionRefusedError:
+        return True
+    except ConnectionResetError:
+        return False
+    return False
+
+
 @dataclass
 class Proxy:
     """A running proxy."""

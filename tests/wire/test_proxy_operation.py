@@ -15,7 +15,7 @@ import pytest
 
 from gpufleet.errors import CannotServe
 from gpufleet.pools.routes import EndpointRoute, PoolRoute, RouteTable
-from gpufleet.proxy.config import Address, ProxyConfig, parse_address
+from gpufleet.proxy.config import ProxyConfig, parse_address
 from gpufleet.proxy.decide.deadline import Timeouts
 from gpufleet.proxy.run.background import ProxyThread
 from gpufleet.proxy.run.fleet import TableRefused, check
@@ -23,7 +23,7 @@ from gpufleet.tokens.model import Principal, issue
 from gpufleet.tokens.store import TokenStore
 from tests.kit.engines import chat as ordinary
 from tests.kit.engines import engines
-from tests.kit.proxies import CHAT, LOOPBACK, eventually, proxy, table, write
+from tests.kit.proxies import CHAT, LOOPBACK, eventually, proxy, refuses, table, write
 
 pytestmark = pytest.mark.wire
 ASK = {"model": "m", "messages": []}
@@ -296,20 +296,12 @@ def test_stop_lets_requests_end_and_refuses_new_connections(tmp_path):
             )
             eventually(lambda: engine.calls)
             started.stop()
-            eventually(lambda: refuses(started.listen))
+            eventually(lambda: refuses(started.listen.host, started.listen.port))
             gate.open.set()
             answer = b"".join(iter(lambda: sock.recv(65536), b""))
             assert answer.startswith(b"HTTP/1.1 200")
             assert b"Connection: close" in answer
         thread.stop()
-
-
-def refuses(address: Address) -> bool:
-    try:
-        socket.create_connection((address.host, address.port), timeout=5).close()
-    except ConnectionRefusedError:
-        return True
-    return False
 
 
 def test_the_drain_deadline_ends_a_request_that_does_not_end(tmp_path):

@@ -78,7 +78,8 @@ locate() {{
 begin system
 boot=
 if [ -r /proc/sys/kernel/random/boot_id ]; then read -r boot </proc/sys/kernel/random/boot_id; fi
-printf 'id=%s\\nhome=%s\\nuname=%s\\nboot_id=%s\\n' "$(id)" "$home" "$(uname -n -r -m)" "$boot"
+user=$(id)
+printf 'id=%s\\nhome=%s\\nuname=%s\\nboot_id=%s\\n' "$user" "$home" "$(uname -n -r -m)" "$boot"
 devices=0
 for file in /sys/bus/pci/devices/*/vendor; do
   [ -r "$file" ] || continue
@@ -95,11 +96,14 @@ printf 'nvidia_devices=%s\\n' "$devices"
 if [ -e /proc/driver/nvidia/version ]; then echo module=loaded; else echo module=absent; fi
 end system 0
 
-if [ "$become" = never ]; then
-  skip sudo 'become is never'
-else
-  probe sudo sudo -n true
-fi
+case $become:$user in
+  never:*) skip sudo 'become is never' ;;
+  *:uid=0'('*|*:uid=0' '*)
+    begin sudo
+    end sudo 0
+    ;;
+  *) probe sudo sudo -n true ;;
+esac
 
 begin runtime
 kind=
@@ -135,10 +139,13 @@ if [ -n "$path" ]; then
     *) format='{{{{.Client.Version}}}}' ;;
   esac
   asked=version
-  if [ "$become" = always ] && [ "$(id -u)" != 0 ]; then
-    through='sudo -n'
-    asked=version-sudo
-  fi
+  case $become:$user in
+    always:uid=0'('*|always:uid=0' '*) ;;
+    always:*)
+      through='sudo -n'
+      asked=version-sudo
+      ;;
+  esac
   begin "$asked"
   answer=$($limit $through "$path" version --format "$format" 2>&1 </dev/null)
   status=$?

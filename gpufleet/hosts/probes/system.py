@@ -69,7 +69,7 @@ def _user(text: str) -> str:
 
 
 def parse_sudo(section: Section | None) -> Fact[bool]:
-    """Whether `sudo -n true` worked. A password that is wanted is a clear no; silence is not."""
+    """Whether `sudo -n true` worked; root need not ask. A password that is wanted is a clear no; silence is not."""
     if section is None or section.status is None:
         return Unknown(section.text.strip() if section and section.text.strip() else "sudo was not asked")
     if section.status in {124, 137}:

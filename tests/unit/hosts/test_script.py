@@ -21,6 +21,8 @@ SHELLS = [
     for shell in (["/bin/sh"], ["dash"], ["bash", "--posix"], ["busybox", "ash"])
     if shutil.which(shell[0])
 ]
+ASKING = [shell for shell in SHELLS if shell[0] != "busybox"]
+"""Those that ask the PATH for `id`: busybox prefers its own."""
 
 
 class Machine:
@@ -31,6 +33,7 @@ class Machine:
         self.home = root / "home"
         self.bin.mkdir()
         self.home.mkdir()
+        self.program("id", "echo 'uid=1000(kim) gid=1000(kim) groups=1000(kim)'")
         self.program("sudo", "echo 'sudo: a password is required' >&2; exit 1")
         for absent in ("nvidia-ctk", "nvidia-smi"):
             self.program(absent, "exit 127")
@@ -130,7 +133,8 @@ def test_a_host_with_everything(machine, shell):
     assert isinstance(seen.disks, Known)
     assert {"/", str(machine.home)} <= {disk.path for disk in seen.disks.value}
     assert isinstance(seen.listening, Known)
-    assert seen.sudo == Known(False)
+    if shell in ASKING:
+        assert seen.sudo == Known(False)
     assert seen.open_runs == Known(("20261130T101010-aaaaaa",))
     assert seen.lease == Known("kim@desk deploy r")
     assert [symptom.code for symptom in seen.symptoms] == ["lease-stale"]
@@ -160,6 +164,24 @@ def test_a_socket_that_refuses_is_tried_through_sudo(machine, shell):
     never = machine.ask(shell, become=Become.NEVER)
     assert isinstance(never.runtime, Unknown)
     assert isinstance(never.sudo, Unknown)
+
+
+@pytest.mark.parametrize("become", [Become.AUTO, Become.ALWAYS])
+@pytest.mark.parametrize("shell", ASKING, ids=" ".join)
+def test_root_is_not_asked_for_sudo(machine, shell, become):
+    machine.program("id", "echo 'uid=0(root) gid=0(root) groups=0(root)'")
+    machine.program("sudo", 'touch "$HOME/asked"; exit 1')
+    seen = machine.ask(shell, become=become)
+    assert seen.user == Known("root")
+    assert seen.sudo == Known(True)
+    assert isinstance(seen.runtime, Known)
+    assert not (machine.home / "asked").exists()
+
+
+@pytest.mark.parametrize("shell", ASKING, ids=" ".join)
+def test_a_user_id_that_only_begins_with_0_is_not_root(machine, shell):
+    machine.program("id", "echo 'uid=0123(kim) gid=1(kim) groups=1(kim)'")
+    assert machine.ask(shell).sudo == Known(False)
 
 
 @pytest.mark.skipif(not shutil.which("timeout"), reason="timeout is not installed")
