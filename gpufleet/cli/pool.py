@@ -15,6 +15,7 @@ from gpufleet.errors import ExitCode, Interrupted, UsageError
 
 if TYPE_CHECKING:
     from gpufleet.deploy.flow import Prepared
+    from gpufleet.deploy.tools import Tools
     from gpufleet.pools.model import Pool
     from gpufleet.pools.store import PoolStore
 
@@ -44,6 +45,9 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="Show the plan and chang
 Check = Annotated[bool, typer.Option("--check", help="Exit with 3 if anything would change.")]
 Save = Annotated[
     Path | None, typer.Option(metavar="PLAN.JSON", help="Keep the plan for `pool deploy --plan`.")
+]
+Commands = Annotated[
+    bool, typer.Option("--commands", help="Show every command as it would be sent, secrets masked.")
 ]
 SavedPlan = Annotated[
     Path | None,
@@ -81,18 +85,16 @@ def deploy(  # options, given by name
         if plan is not None:
             if name or file or changes:
                 raise UsageError("`--plan` stands alone: the saved plan says everything")
-            pool, expected = wishes.saved(plan)
+            prepared = _from_saved(tools, plan)
         else:
-            pool, expected = wishes.wanted(tools.inventory, tools.store, name, file, changes), ""
-        command = f"pool deploy {pool.name}"
-        prepared = prepare(tools, pool, command=command)
-        wishes.refuse_stale(prepared, expected, plan)
+            pool = wishes.wanted(tools.inventory, tools.store, name, file, changes)
+            prepared = prepare(tools, pool, command=f"pool deploy {pool.name}")
         if dry_run or check:
             raise finish(pool_text.plan_answer("pool deploy", prepared, check=check))
         if prepared.changes and plan is None:
             _ask(prepared)
         done = carry_out(tools, prepared)
-    raise finish(pool_text.done_answer("pool deploy", pool.name, done))
+    raise finish(pool_text.done_answer("pool deploy", prepared.plan.pool.name, done))
 
 
 @app.command(name="plan")
@@ -108,20 +110,27 @@ def plan_pool(  # options, given by name
     gpus: Gpus = None,
     mig: Mig = "",
     save: Save = None,
+    commands: Commands = False,
     check: Check = False,
 ) -> None:
-    """Show what `pool deploy` would do; nothing is changed."""
+    """Show what `pool deploy` would do; nothing is changed.
+
+    Placement, ports, image, order, downtime; with `--commands` every command as it would be sent, secrets masked.
+    """
     from gpufleet.cli import pool_text
     from gpufleet.cli import pool_wishes as wishes
+    from gpufleet.deploy import saved_plan
     from gpufleet.deploy.flow import prepare
 
     changes = wishes.changes_of(model, hosts, replicas, algorithm, image, engine_arg, gpus, mig)
     with wiring.fleet_tools(current()) as tools:
         pool = wishes.wanted(tools.inventory, tools.store, name, file, changes)
         prepared = prepare(tools, pool, command=f"pool plan {pool.name}")
-    if save is not None:
-        wishes.save(prepared, save)
-    raise finish(pool_text.plan_answer("pool plan", prepared, check=check))
+        if save is not None:
+            saved_plan.save(tools, prepared, save)
+            note(f"saved to {save}")
+    told = commands or current().verbose
+    raise finish(pool_text.plan_answer("pool plan", prepared, check=check, commands=told))
 
 
 @app.command(name="list")
@@ -251,6 +260,18 @@ def _store() -> PoolStore:
     from gpufleet.pools.store import PoolStore
 
     return PoolStore(current().state_dir, SystemClock())
+
+
+def _from_saved(tools: Tools, path: Path) -> Prepared:
+    """The plan of a file, made anew; refused when it does not come out the same."""
+    from gpufleet.deploy import saved_plan
+    from gpufleet.deploy.flow import prepare
+
+    saved, pool = saved_plan.load(path)
+    command = f"pool deploy {pool.name} --plan {path}"
+    prepared = prepare(tools, pool, command=command, stands=saved_plan.stands(saved, path))
+    saved_plan.refuse_other(tools, prepared, saved, path)
+    return prepared
 
 
 def _ask(prepared: Prepared) -> None:

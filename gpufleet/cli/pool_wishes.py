@@ -1,15 +1,11 @@
-"""From options, definitions and saved plans to the pool that somebody asks for."""
+"""From options and definitions to the pool that somebody asks for."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from gpufleet.cli.console import note
-from gpufleet.deploy.flow import Prepared
-from gpufleet.deploy.plan import fingerprint
-from gpufleet.errors import StalePlan, UsageError
+from gpufleet.errors import UsageError
 from gpufleet.inventory.model import Inventory
 from gpufleet.located import Located, Problems
 from gpufleet.names import PoolName, ReplicaId
@@ -90,47 +86,6 @@ def known_names(inventory: Inventory, store: PoolStore) -> tuple[str, ...]:
     """Every pool that is defined, deployed or served."""
     served = {pool.name for pool in store.routes().pools}
     return tuple(sorted({*definitions(inventory), *store.names(), *served}))
-
-
-def save(prepared: Prepared, path: Path) -> None:
-    """What `deploy --plan` needs: the definition, and the hash of the facts that the plan rests on."""
-    saved = {"version": 1, "pool": from_model(prepared.plan.pool), "fingerprint": fingerprint(prepared.facts)}
-    try:
-        path.write_text(json.dumps(saved, indent=2) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise UsageError(
-            f"the plan was not saved: {(error.strerror or str(error)).lower()}", where=str(path)
-        ) from error
-    note(f"saved to {path}")
-
-
-def saved(path: Path) -> tuple[Pool, str]:
-    """The definition and the fingerprint of a saved plan."""
-    try:
-        saved = json.loads(path.read_text(encoding="utf-8"))
-        version, plain, expected = saved["version"], saved["pool"], str(saved["fingerprint"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UsageError(
-            "this is no saved plan", where=str(path), hints=("`pool plan --save` writes one",)
-        ) from error
-    if version != 1:
-        raise UsageError(f"plan version {version} is not known here", where=str(path))
-    problems = Problems()
-    pool = to_model(Located.of(plain, str(path)), problems)
-    problems.raise_if_any("the saved plan is wrong")
-    if pool is None:
-        raise AssertionError("a definition without a problem makes a pool")
-    return pool, expected
-
-
-def refuse_stale(prepared: Prepared, expected: str, path: Path | None) -> None:
-    """Raises StalePlan when the facts are not those of the saved plan."""
-    if expected and fingerprint(prepared.facts) != expected:
-        raise StalePlan(
-            "the hosts moved since this plan was saved; nothing was changed",
-            where=str(path),
-            hints=("look at the difference with `gpufleet pool plan`, and save it again",),
-        )
 
 
 def weights_of(words: Sequence[str]) -> dict[ReplicaId, int]:

@@ -67,7 +67,7 @@ def delete(tools: Tools, deletion: Deletion) -> Done:
             tools.change,
             on_commit=finish,
             run=deletion.run,
-            recheck=recheck(tools, deletion.plan),
+            recheck=recheck(tools, deletion.plan, deletion.facts),
         )
     else:
         finish(deletion.run, deletion.plan.context)

@@ -10,7 +10,7 @@ more. When they moved, the plan is stale and nothing is done.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from gpufleet.change.flow import Change, run_change
@@ -63,8 +63,16 @@ class Prepared:
         return self.plan.changes or self.routes_change
 
 
-def prepare(tools: Tools, pool: Pool, *, command: str) -> Prepared:
+def prepare(
+    tools: Tools,
+    pool: Pool,
+    *,
+    command: str,
+    stands: Callable[[Mapping[HostName, HostFacts]], None] = lambda _facts: None,
+) -> Prepared:
     """Look at the hosts and plan. Nothing is written, here or there: a key that the pool lacks is only thought up.
+
+    `stands` is asked about the facts before anything is planned; a saved plan refuses those that moved.
 
     Raises:
         SelectionError, HostUnreachable, PreflightFailed, Unplaceable, SecretUnresolved: nothing was changed.
@@ -74,7 +82,6 @@ def prepare(tools: Tools, pool: Pool, *, command: str) -> Prepared:
     pool = resolved(tools, _with_members(pool, known))
     key = tools.store.key(pool.name) or tools.store.new_key(pool.name)
     facts = survey(tools.change.transport, chosen, clock=tools.change.clock, forks=tools.change.forks)
-    preflight(chosen, facts)
     facts |= glance(
         tools.change.transport,
         former_hosts(tools, known, chosen),
@@ -82,6 +89,8 @@ def prepare(tools: Tools, pool: Pool, *, command: str) -> Prepared:
         forks=tools.change.forks,
         warn=tools.warn,
     )
+    stands(facts)
+    preflight(chosen, facts)
     run = journal_file.new_run_id(tools.change.clock)
     revision = _next_revision(known, replicas_of(pool.name, facts.values()))
     wish = Wish(pool=pool, run=run, revision=revision, engine=tools.engine, key=key, command=command)
@@ -150,7 +159,7 @@ def _applied(tools: Tools, plan: Plan, prepared: Prepared) -> Change:
             tools.change,
             on_commit=commit.finish_commit(tools.store),
             run=prepared.run,
-            recheck=recheck(tools, plan),
+            recheck=recheck(tools, plan, prepared.facts),
         )
     except FleetError as error:
         explain(error, prepared.plan)

@@ -13,6 +13,7 @@ from gpufleet.change.flow import Tools as ChangeTools
 from gpufleet.change.model import Plan
 from gpufleet.change.records import journal_file
 from gpufleet.change.records.document import Resolve
+from gpufleet.deploy.footing import footing, moved
 from gpufleet.deploy.gate import PREDICATES
 from gpufleet.deploy.plan import fingerprint
 from gpufleet.deploy.survey import survey
@@ -115,8 +116,8 @@ def former_hosts(tools: Tools, known: record.PoolRecord | None, chosen: Sequence
     return tuple(host for name, host in tools.inventory.hosts.items() if name in names)
 
 
-def recheck(tools: Tools, plan: Plan) -> Callable[[], None]:
-    """Look again, now that nobody else may change these hosts."""
+def recheck(tools: Tools, plan: Plan, before: Mapping[HostName, HostFacts]) -> Callable[[], None]:
+    """Look again, now that nobody else may change these hosts; `before`: the facts that the plan was made from."""
 
     def look_again() -> None:
         hosts = tuple(tools.inventory.hosts[name] for name in plan.hosts)
@@ -124,6 +125,10 @@ def recheck(tools: Tools, plan: Plan) -> Callable[[], None]:
         if fingerprint(facts) != plan.fingerprint:
             raise StalePlan(
                 "the hosts moved since the plan was made; nothing was changed",
+                rows=moved(
+                    {name: footing(before[name]) for name in plan.hosts},
+                    {name: footing(found) for name, found in facts.items()},
+                ),
                 hints=("run the command again: it plans anew",),
             )
 

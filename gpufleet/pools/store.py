@@ -15,6 +15,7 @@ from pathlib import Path
 
 import msgspec
 
+from gpufleet import whole_file
 from gpufleet.clock import Clock
 from gpufleet.errors import DocumentError, PreflightFailed, StalePlan
 from gpufleet.names import PoolName
@@ -167,24 +168,7 @@ def _read(path: Path) -> bytes | None:
 
 
 def _write(path: Path, content: bytes, mode: int) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        _write_whole(temporary, path, content, mode)
+        whole_file.write(path, content, mode)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
         raise _unusable(path, error) from error
-
-
-def _write_whole(temporary: Path, path: Path, content: bytes, mode: int) -> None:
-    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
-    with os.fdopen(handle, "wb") as stream:
-        stream.write(content)
-        stream.flush()
-        os.fsync(stream.fileno())
-    temporary.replace(path)
-    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)

@@ -140,7 +140,7 @@ REFUSALS = [
     (("deploy", "chat", "--gpus", "1", "--mig", "1g.10gb"), "exclude each other"),
     (("deploy", "chat", "--engine-arg=--max-model-len 8"), "two words in one item"),
     (("deploy", "-f", "nowhere.yaml"), "nowhere.yaml"),
-    (("deploy", "--plan", "nowhere.json"), "no saved plan"),
+    (("deploy", "--plan", "nowhere.json"), "saved plan cannot be read"),
     (("delete", "chta"), "did you mean `chat`?"),
 ]
 

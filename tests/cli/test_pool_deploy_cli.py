@@ -6,68 +6,8 @@ import json
 
 import pytest
 
-from gpufleet.cli import wiring
-from gpufleet.cli.app import main
-from gpufleet.clock import SystemClock
-from gpufleet.lab.faults import Fault, FaultScript, Kind
-from gpufleet.lab.fleet import build_fleet, wishes_of
-from gpufleet.lab.memory import MemoryTransport
-from gpufleet.lab.vllm.engines import ModelEngines
-from gpufleet.lab.vllm.spec import EngineSpec
-
-INVENTORY = """\
-version: 1
-hosts:
-  gpu-01: {address: 127.77.0.1}
-  gpu-02: {address: 127.77.0.2}
-pools:
-  chat:
-    model: qwen/qwen2.5
-    replicas: 2
-    engine: {image: "vllm/vllm-openai:v0.20.0"}
-    gate: {every: 0.05, stall: 100, within: 110}
-"""
-
-
-class Desk:
-    def __init__(self, path, monkeypatch, capsys):
-        clock = SystemClock()
-        quick = EngineSpec(load_seconds=0.1)
-        self.fleet = build_fleet(
-            wishes_of(2, "1xH100-80GB"), clock, engines=lambda _host: ModelEngines(clock, quick)
-        )
-        self.fleet.registry.seconds = 0.0
-        self.path, self.capsys = path, capsys
-        self.faults: tuple[Fault, ...] = ()
-        (path / "inventory.yaml").write_text(INVENTORY)
-        monkeypatch.setattr(
-            wiring,
-            "transport",
-            lambda inventory, settings: MemoryTransport(self.fleet, FaultScript(self.faults)),
-        )
-
-    def run(self, *words):
-        code = main(
-            [
-                *words,
-                "-i",
-                str(self.path / "inventory.yaml"),
-                "--state-dir",
-                str(self.path / "state"),
-                "--no-input",
-            ]
-        )
-        return code, self.capsys.readouterr()
-
-    def json(self, *words):
-        code, said = self.run(*words, "-o", "json")
-        assert said.out.count("\n") == 1
-        answer = json.loads(said.out)
-        assert (answer["schema"], answer["exit"]) == (1, code)
-        return answer
-
-    def containers(self):
-        return {lab.name: sorted(lab.containers.containers) for lab in self.fleet}
+from gpufleet.lab.faults import Fault, Kind
+from tests.kit.pool_desk import Desk
 
 
 @pytest.fixture
