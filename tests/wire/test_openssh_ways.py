@@ -15,6 +15,7 @@ import pytest
 from gpufleet.errors import AuthenticationRefused, HostKeyChanged, HostKeyUnknown, HostUnreachable
 from gpufleet.names import HostName
 from gpufleet.redact import Secret
+from gpufleet.remote.command import Command
 from gpufleet.remote.result import Exit
 from gpufleet.remote.ssh.known_hosts import line_for
 from gpufleet.remote.ssh.known_hosts_file import add_line
@@ -255,3 +256,23 @@ def test_a_configuration_that_ssh_cannot_read(sshd: OpenSsh, reach, tmp_path: Pa
     error = refusal(reach, HostUnreachable, sshd.target(config_file=str(config)))
     assert f"{config}" in error.summary
     assert "line 1" in error.summary
+
+
+@pytest.mark.parametrize("cipher", ["aes256-gcm@openssh.com", "aes192-ctr"])
+def test_a_server_with_one_cipher(tmp_path: Path, reach, cipher: str):
+    with running(tmp_path / "sshd", f"Ciphers {cipher}") as server:
+        assert ask(reach(server.target()), ECHO).stdout == "here\n"
+
+
+def test_a_server_with_old_ciphers_alone_is_refused(tmp_path: Path, reach):
+    with running(tmp_path / "sshd", "Ciphers aes128-cbc") as server:
+        error = refusal(reach, HostUnreachable, server.target())
+    assert "share no algorithm" in error.summary
+
+
+def test_large_answers_outlive_a_new_key_exchange(tmp_path: Path, reach):
+    with running(tmp_path / "sshd", "RekeyLimit 256K") as server:
+        outcome = ask(
+            reach(server.target()), Command(script="head -c 3000000 /dev/zero | tr '\\0' x", mutates=False)
+        )
+    assert outcome.stdout == "x" * 3_000_000

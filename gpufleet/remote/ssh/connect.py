@@ -33,6 +33,15 @@ from gpufleet.remote.target import Target
 HANDSHAKES_AT_ONCE = 5
 """To one address; sshd's MaxStartups begins to refuse at 10 that have not logged in."""
 
+CIPHERS = (
+    "aes128-gcm@openssh.com",
+    "aes256-gcm@openssh.com",
+    "aes128-ctr",
+    "aes192-ctr",
+    "aes256-ctr",
+)
+"""What OpenSSH offers by itself, without chacha20, which paramiko lacks. The authenticated ones first: beside a
+stream cipher paramiko compares each packet's code byte by byte in Python, a fifth of what a login costs."""
 ATTEMPTS = 3
 KEEPALIVE = 15
 PEER_DEAD_AFTER_MS = 30_000
@@ -190,7 +199,7 @@ class Connector:
             connection.handshake_timeout = options.connect_timeout
             connection.auth_timeout = options.connect_timeout
             connection.channel_timeout = options.connect_timeout
-            self._prefer_known_types(connection, options)
+            self._narrow(connection, options)
             _start(connection, options.connect_timeout)
         except (paramiko.SSHException, EOFError, OSError) as wrong:
             _close(connection, wire)
@@ -200,8 +209,10 @@ class Connector:
             raise
         return connection
 
-    def _prefer_known_types(self, connection: paramiko.Transport, options: SshOptions) -> None:
+    def _narrow(self, connection: paramiko.Transport, options: SshOptions) -> None:
+        """Offer no old ciphers, and the types of the keys that are known of this host first."""
         security = connection.get_security_options()
+        security.ciphers = tuple(name for name in CIPHERS if name in security.ciphers)
         host, port = _key_name(options)
         entries = self.known_hosts.entries(options.known_hosts)
         security.key_types = known_hosts.preferred_algorithms(entries, host, port, tuple(security.key_types))
