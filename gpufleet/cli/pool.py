@@ -133,6 +133,23 @@ def plan_pool(  # options, given by name
     raise finish(pool_text.plan_answer("pool plan", prepared, check=check, commands=told))
 
 
+@app.command()
+def drift(
+    name: OptionalName = "",
+    accept_boots: Annotated[
+        bool,
+        typer.Option("--accept-boots", help="Take the boots seen now for known, when all else is as asked."),
+    ] = False,
+) -> None:
+    """Compare what was deployed with what is seen: containers, images, slices, GPUs inside, boots, routes.
+
+    Exit 3: something is not as asked. Exit 7: nothing that could be looked at differs, and something could not be.
+    """
+    from gpufleet.cli import pool_drift
+
+    raise finish(pool_drift.run(name, accept=accept_boots))
+
+
 @app.command(name="list")
 def list_pools() -> None:
     """List pools that are defined or deployed, and how many replicas each has in the route table."""

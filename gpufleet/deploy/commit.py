@@ -45,14 +45,18 @@ def deploy_context(
     at: str,
     engine: Engine,
     key: str,
+    boots: Mapping[HostName, str],
 ) -> dict[str, str]:
-    """The context of a deploy's plan."""
+    """The context of a deploy's plan; `boots`: boot ids of the hosts that were looked at."""
+    served = {endpoint.host for endpoint in plan.endpoints}
     written = PoolRecord(
         revision=revision,
         run=run,
         written_at=at,
         pool=document.from_model(plan.pool),
         endpoints=record.endpoint_records(plan.endpoints),
+        spec=plan.spec,
+        boots={host: boot for host, boot in sorted(boots.items()) if host in served},
     )
     return {
         "use": DEPLOY,

@@ -32,7 +32,7 @@ from gpufleet.deploy.tools import (
     warn_of_leases,
 )
 from gpufleet.errors import FleetError
-from gpufleet.hosts.model import HostFacts
+from gpufleet.hosts.model import HostFacts, Known
 from gpufleet.inventory.select import select
 from gpufleet.names import HostName, RunId
 from gpufleet.pools import membership, record
@@ -126,6 +126,7 @@ def carry_out(tools: Tools, prepared: Prepared) -> Done:
         at=tools.change.clock.now().isoformat(timespec="seconds"),
         engine=tools.engine,
         key=prepared.key.reference,
+        boots=boots_of(prepared.facts),
     )
     change: Change | None = None
     if plan.bring_up.steps:
@@ -150,6 +151,11 @@ def carry_out(tools: Tools, prepared: Prepared) -> Done:
         hosts=rows(plan, change),
         leftovers=retired.leftovers,
     )
+
+
+def boots_of(facts: Mapping[HostName, HostFacts]) -> dict[HostName, str]:
+    """Boot ids that could be read."""
+    return {name: host.boot_id.value for name, host in facts.items() if isinstance(host.boot_id, Known)}
 
 
 def _applied(tools: Tools, plan: Plan, prepared: Prepared) -> Change:

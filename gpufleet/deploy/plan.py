@@ -60,10 +60,11 @@ class DeployPlan:
         endpoints: where the pool is served afterwards.
         keep, start, gone: replicas that stay, come, and are removed once the new is published.
         stopped_first: containers that make room, by full id.
-        rows: one line a replica for people.
+        spec: hash of all that a replica's container is made from.
     """
 
     pool: Pool
+    spec: str
     bring_up: Plan
     endpoints: tuple[Endpoint, ...]
     keep: tuple[Present, ...]
@@ -328,6 +329,7 @@ def _assembled(
     steps = bring_up(launch, declared, dialects, start, making_room)
     return DeployPlan(
         pool=pool,
+        spec=launch.spec,
         bring_up=Plan(
             title=f"deploy pool {pool.name}, revision {wish.revision}",
             command=wish.command,

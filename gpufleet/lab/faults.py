@@ -41,12 +41,14 @@ class Kind(StrEnum):
     ENGINE = "engine"
     """Engines that start from now on behave as `detail` says (`crash`, `oom`, `never-ready` ...)."""
     GPU_LOST = "gpu-lost"
+    HANDLES_LOST = "handles-lost"
+    """A daemon-reload took the GPUs of every running container away; what runs goes on until it needs them anew."""
 
 
 LINK = frozenset({Kind.LOSE_BEFORE, Kind.LOSE_AFTER, Kind.LATE, Kind.HANG, Kind.SLOW, Kind.POWER_OFF})
 """Kinds that act on one command; the rest change the host and stay."""
 
-USUAL = tuple(kind for kind in Kind if kind is not Kind.LATE)
+USUAL = tuple(kind for kind in Kind if kind not in {Kind.LATE, Kind.HANDLES_LOST})
 """What is drawn when nobody says which kinds."""
 
 

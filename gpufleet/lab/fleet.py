@@ -110,6 +110,9 @@ class LabHost:
                 self.containers.launch_words = {"GPUFLEET_LAB_ENGINE": f"mode={fault.detail}"}
             case Kind.GPU_LOST:
                 self.gpus.trouble = fault.detail or "no-driver"
+            case Kind.HANDLES_LOST:
+                for container in self.containers.containers.values():
+                    container.handles_lost |= container.running
             case _:
                 raise ValueError(f"{fault.kind} is a fault of the link")
 
@@ -169,6 +172,7 @@ def _lab_host(wish: HostWish, host: SimHost, engines: EngineHost, registry: Regi
     )
     containers.gpu_hook = wish.toolkit
     gpus.holders = lambda: _holders(containers)
+    containers.smi_inside = lambda devices: smi_program(gpus.given(devices))
     for image in wish.images:
         containers.add_image(image)
     programs = {wish.runtime: container_program(containers), "curl": curl_program(engines)}

@@ -101,7 +101,10 @@ class Pool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoint:
-    """A replica that is up: where it is, and what it runs on."""
+    """A replica that is up: where it is, and what it runs on.
+
+    `container`: full id of one that gpufleet did not start, and cannot know by its labels.
+    """
 
     replica: ReplicaId
     host: HostName
@@ -109,3 +112,4 @@ class Endpoint:
     gpus: tuple[GpuUuid, ...] = ()
     slice: str = ""
     revision: str = ""
+    container: str = ""

@@ -25,10 +25,18 @@ class EndpointRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     gpus: tuple[str, ...] = ()
     slice: str = ""
     revision: str = ""
+    container: str = ""
 
 
 class PoolRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One committed revision. `pool` is the definition with secrets as references; `run` made it."""
+    """One committed revision.
+
+    Attributes:
+        pool: the definition with secrets as references.
+        run: the one that made it.
+        spec: hash that the containers of this revision carry.
+        boots: boot id of each host when it was planned; an unknown one is left out.
+    """
 
     version: int = 1
     revision: int = 1
@@ -36,6 +44,8 @@ class PoolRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     written_at: str = ""
     pool: dict[str, Any]
     endpoints: tuple[EndpointRecord, ...] = ()
+    spec: str = ""
+    boots: dict[str, str] = {}
 
 
 def encode(record: PoolRecord) -> bytes:
@@ -75,6 +85,7 @@ def endpoints_of(record: PoolRecord) -> tuple[Endpoint, ...]:
             gpus=tuple(GpuUuid(uuid) for uuid in item.gpus),
             slice=item.slice,
             revision=item.revision,
+            container=item.container,
         )
         for item in record.endpoints
     )
@@ -90,6 +101,7 @@ def endpoint_records(endpoints: Sequence[Endpoint]) -> tuple[EndpointRecord, ...
             gpus=tuple(item.gpus),
             slice=item.slice,
             revision=item.revision,
+            container=item.container,
         )
         for item in endpoints
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from urllib.parse import urlsplit
 
 from gpufleet.lab.containers.call import Invocation, Verb
@@ -229,10 +230,29 @@ def _exec(invocation: Invocation) -> int:
     if program in {"true", "ls", "id"}:
         return 0
     if program == "nvidia-smi":
-        return invocation.call.shell.program([program, *arguments], dict(invocation.call.env), user="root")
+        return _exec_smi(invocation, container, arguments)
     if program.startswith("python3") and arguments[:1] == ["-c"] and "urllib.request" in arguments[1]:
         return _exec_request(invocation, container, arguments[2:])
     raise Unsupported(f"{invocation.engine.kind} exec {program}")
+
+
+def _exec_smi(invocation: Invocation, container: Container, arguments: list[str]) -> int:
+    """nvidia-smi inside: the toolkit puts it there together with the GPUs, and only those are listed."""
+    call, engine = invocation.call, invocation.engine
+    devices = {*container.wish.devices, *container.wish.cdi}
+    if container.wish.gpu_count:
+        count = container.wish.gpu_count
+        devices |= {"all"} if count < 0 else {str(at) for at in range(count)}
+    if not devices or engine.smi_inside is None:
+        return invocation.complain(
+            'OCI runtime exec failed: exec failed: unable to start container process: exec: "nvidia-smi": '
+            "executable file not found in $PATH: unknown",
+            126 if engine.major < 23 else 127,
+        )
+    if container.handles_lost:
+        call.say("Failed to initialize NVML: Unknown Error")
+        return 255
+    return engine.smi_inside(frozenset(devices))(replace(call, argv=["nvidia-smi", *arguments]))
 
 
 def _exec_request(invocation: Invocation, container: Container, arguments: list[str]) -> int:

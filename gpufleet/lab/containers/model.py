@@ -102,6 +102,8 @@ class Container:
     by_hand: bool = False
     """Somebody stopped it; `unless-stopped` remembers."""
     error: str = ""
+    handles_lost: bool = False
+    """Its device rules are gone: no new handle of a GPU, until the container is created anew."""
 
     @property
     def running(self) -> bool:

@@ -23,6 +23,7 @@ from gpufleet.lab.containers.model import (
     Wish,
     full_reference,
 )
+from gpufleet.lab.shell.call import Program
 from gpufleet.lab.simhost import EngineHost, Listener, SimHost
 
 
@@ -46,6 +47,8 @@ class ContainerEngine:
         self.version = version
         self.gpus = gpus
         """Ids that may be given to containers (UUIDs and indexes of GPUs and slices)."""
+        self.smi_inside: Callable[[frozenset[str]], Program] | None = None
+        """nvidia-smi as a container with these devices has it; None where there is no GPU."""
         self.gpu_hook = True
         """Whether the toolkit's hook is there, so that `--gpus` works."""
         self.daemon = Daemon.RUNNING

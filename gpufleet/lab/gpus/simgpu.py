@@ -7,7 +7,7 @@ way round; whoever needs an id reads it, and never computes it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import sha256
 
 from gpufleet.lab.gpus.boards import BOARDS, Board, Profile
@@ -143,6 +143,17 @@ class GpuSet:
             for number, instance in gpu.devices():
                 out[instance.uuid] = out[f"{gpu.index}:{number}"] = gpu.index
         return out
+
+    def given(self, devices: frozenset[str]) -> GpuSet:
+        """What a container sees that was given these ids: its GPUs numbered from 0, its slices alone."""
+        seen: list[SimGpu] = []
+        for gpu in self.gpus:
+            whole = bool({"all", gpu.uuid, str(gpu.index)} & devices)
+            slices = [one for at, one in gpu.devices() if {one.uuid, f"{gpu.index}:{at}"} & devices]
+            if whole or slices:
+                instances = gpu.instances if whole else slices
+                seen.append(replace(gpu, index=len(seen), instances=list(instances)))
+        return replace(self, gpus=seen, trouble=self.trouble or ("" if seen else "no-devices"))
 
     def processes(self, gpu: SimGpu) -> list[tuple[Holder, Instance | None, int]]:
         """Who runs on a GPU, on which slice, with how much memory in MiB."""

@@ -1,0 +1,179 @@
+"""One replica: its container, image, slice and what it sees of its GPUs, against what was asked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from gpufleet.deploy.commands import WHEN_READY
+from gpufleet.deploy.drift.inside import HostInside
+from gpufleet.deploy.drift.model import BLIND, UNKNOWN, Asked, Finding
+from gpufleet.deploy.replicas import LABEL
+from gpufleet.hosts.model import ContainerFact, GpuFact, HostFacts, Known, Unknown
+from gpufleet.pools.model import Endpoint
+
+
+def finding(  # a finding has that many parts
+    asked: Asked,
+    endpoint: Endpoint,
+    code: str,
+    message: str,
+    *,
+    want: str = "",
+    have: str = "",
+    fix: str = "",
+) -> Finding:
+    return Finding(
+        pool=asked.pool,
+        host=endpoint.host,
+        replica=endpoint.replica,
+        code=code,
+        message=message,
+        asked=want,
+        seen=have,
+        fix=fix or (f"gpufleet pool deploy {asked.pool}" if code != UNKNOWN else ""),
+    )
+
+
+def container_of(
+    asked: Asked, endpoint: Endpoint, containers: Sequence[ContainerFact]
+) -> ContainerFact | None:
+    """The container of a replica: by id when it was adopted, by its labels otherwise, the right revision first."""
+    if endpoint.container:
+        return next((one for one in containers if one.id == endpoint.container), None)
+    named = [
+        one
+        for one in containers
+        if (one.labels.get(f"{LABEL}.pool"), one.labels.get(f"{LABEL}.replica"))
+        == (asked.pool, endpoint.replica)
+    ]
+    named.sort(
+        key=lambda one: (one.labels.get(f"{LABEL}.revision") != endpoint.revision, one.state != "running")
+    )
+    return named[0] if named else None
+
+
+def replica(
+    asked: Asked,
+    endpoint: Endpoint,
+    one: ContainerFact | None,
+    facts: HostFacts,
+    inside: HostInside | str,
+) -> Iterator[Finding]:
+    if one is None:
+        yield finding(asked, endpoint, "container-gone", "its container is gone", want="running", have="none")
+        yield from _slice(asked, endpoint, None, facts)
+        return
+    if one.state == "restarting":
+        how = f"its container restarts again and again ({one.restart_count} times so far)"
+        fix = f"gpufleet pool logs {asked.pool} shows why"
+        yield finding(
+            asked, endpoint, "container-restarting", how, want="running", have="restarting", fix=fix
+        )
+    elif one.state != "running":
+        how = f"its container is {one.state}, exit status {one.exit_code}"
+        yield finding(asked, endpoint, "container-stopped", how, want="running", have=one.state)
+    port = int(endpoint.url.rpartition(":")[2])
+    if port not in one.ports:
+        have = ", ".join(map(str, one.ports)) or "none"
+        yield finding(asked, endpoint, "port", "it publishes another port", want=str(port), have=have)
+    if not endpoint.container:
+        yield from _as_started(asked, endpoint, one)
+    yield from _slice(asked, endpoint, one, facts)
+    if one.state == "running":
+        yield from _handles(asked, endpoint, one, inside)
+
+
+def _as_started(asked: Asked, endpoint: Endpoint, one: ContainerFact) -> Iterator[Finding]:
+    """What gpufleet itself gave the container."""
+    spec, revision = one.labels.get(f"{LABEL}.spec", ""), one.labels.get(f"{LABEL}.revision", "")
+    if revision != endpoint.revision:
+        message = "its container is of another revision"
+        yield finding(asked, endpoint, "revision", message, want=endpoint.revision, have=revision or "none")
+    elif asked.spec and spec != asked.spec:
+        message = "its container was started from another definition"
+        yield finding(asked, endpoint, "spec", message, want=asked.spec, have=spec or "none")
+    if one.image != asked.image:
+        yield finding(asked, endpoint, "image", "it runs another image", want=asked.image, have=one.image)
+    if one.restart_policy != WHEN_READY:
+        message = "its restart policy is another one: it may not come back by itself"
+        yield finding(asked, endpoint, "restart-policy", message, want=WHEN_READY, have=one.restart_policy)
+
+
+def _slice(
+    asked: Asked, endpoint: Endpoint, one: ContainerFact | None, facts: HostFacts
+) -> Iterator[Finding]:
+    """The GPUs, or the slice with its profile and placement."""
+    if isinstance(facts.gpus, Unknown):
+        yield finding(asked, endpoint, UNKNOWN, f"its GPUs could not be read: {facts.gpus.reason}")
+        return
+    gpus = {gpu.uuid: gpu for gpu in facts.gpus.value}
+    for uuid in endpoint.gpus:
+        gpu = gpus.get(uuid)
+        if gpu is None:
+            fix = f"gpufleet hosts facts {endpoint.host}"
+            yield finding(
+                asked,
+                endpoint,
+                "gpu-gone",
+                "its GPU is not on the host any more",
+                want=uuid,
+                have="none",
+                fix=fix,
+            )
+        elif isinstance(gpu.mig.current, Unknown) or isinstance(gpu.mig.instances, Unknown):
+            yield finding(asked, endpoint, UNKNOWN, f"MIG of GPU {gpu.index} could not be read")
+        elif endpoint.slice:
+            yield from _placement(asked, endpoint, one, gpu)
+        elif gpu.mig.current.value:
+            message = f"GPU {gpu.index} is in MIG mode, and the replica was given all of it"
+            yield finding(asked, endpoint, "slice", message, want="whole GPU", have="MIG mode")
+
+
+def _placement(
+    asked: Asked, endpoint: Endpoint, one: ContainerFact | None, gpu: GpuFact
+) -> Iterator[Finding]:
+    _, profile, start = endpoint.slice.split()
+    instances = gpu.mig.instances.value if isinstance(gpu.mig.instances, Known) else ()
+    have = ", ".join(f"{item.profile}@{_number(item.start)}" for item in instances) or "none"
+    want = f"{profile}@{start}"
+    same = [item for item in instances if (item.profile, _number(item.start)) == (profile, start)]
+    if not same:
+        message = f"its slice of GPU {gpu.index} is not there any more"
+        fix = f"gpufleet mig show {endpoint.host}:{gpu.index}"
+        yield finding(asked, endpoint, "slice", message, want=want, have=have, fix=fix)
+    elif one is not None and not any(item.uuid in one.devices for item in same):
+        message = f"its slice of GPU {gpu.index} was cut anew: the container holds one that is gone"
+        yield finding(
+            asked, endpoint, "slice", message, want=same[0].uuid, have=", ".join(one.devices) or "none"
+        )
+
+
+def _number(fact: object) -> str:
+    return str(fact.value) if isinstance(fact, Known) else "?"
+
+
+def _handles(
+    asked: Asked, endpoint: Endpoint, one: ContainerFact, inside: HostInside | str
+) -> Iterator[Finding]:
+    """Whether the container still reaches its GPUs."""
+    if isinstance(inside, str):
+        yield finding(asked, endpoint, UNKNOWN, f"nobody could look inside: {inside}")
+        return
+    view = inside.containers.get(one.id)
+    if view is None or view.devices is None:
+        why = view.why if view else "it was not asked"
+        code = BLIND if view and view.blind else UNKNOWN
+        yield finding(asked, endpoint, code, f"nobody could look inside: {why}")
+        return
+    wanted = {device for device in one.devices if device.startswith(("GPU-", "MIG-"))}
+    if view.lost or wanted - view.devices:
+        yield finding(
+            asked,
+            endpoint,
+            "gpu-lost",
+            f"its GPU cannot be reached inside the container: {view.lost or 'it is not listed'}",
+            want=", ".join(sorted(wanted)) or "its GPU",
+            have=", ".join(sorted(view.devices)) or "none",
+            fix="the container must be created anew; a restart may not repair it: "
+            f"`docker rm -f {one.name}` on {endpoint.host}, then `gpufleet pool deploy {asked.pool}`",
+        )
