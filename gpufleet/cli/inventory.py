@@ -24,20 +24,29 @@ app = typer.Typer(
 @app.command()
 def validate() -> None:
     """Check the inventory and the files beside it; every mistake is shown with its line."""
+    from gpufleet.cli.console import warn
+    from gpufleet.deploy.arguments import collect
+    from gpufleet.engine.vllm import Vllm
+    from gpufleet.located import Problems
     from gpufleet.pools.load import definitions
 
     inventory = wiring.load_inventory(current())
+    problems, pools = Problems(), definitions(inventory)
+    told = [line for pool in pools.values() for line in collect(Vllm(), pool, problems)]
+    problems.raise_if_any("pool definitions are wrong")
+    for line in told:
+        warn(line)
     counts = {
         "hosts": len(inventory.hosts),
         "groups": len(inventory.groups),
-        "pools": len(definitions(inventory)),
+        "pools": len(pools),
         "models": len(inventory.models),
     }
     spoken = ", ".join(_count(number, word) for word, number in counts.items() if number or word == "hosts")
     raise finish(
         Answer(
             command="inventory validate",
-            fields={"path": inventory.path, **counts, "warnings": list(inventory.warnings)},
+            fields={"path": inventory.path, **counts, "warnings": [*inventory.warnings, *told]},
             text=f"{inventory.path}: {spoken}, no mistakes",
         )
     )

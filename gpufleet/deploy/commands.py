@@ -244,7 +244,7 @@ def run_words(
     words += ["--stop-timeout", str(engine.stop_timeout)]
     words += _device_words(dialect, devices)
     words += ["--shm-size", limits.shm] if limits.shm else ["--ipc", "host"]
-    if not dialect.rootless:
+    if not dialect.rootless and limits.memlock == "unlimited":
         words += ["--ulimit", "memlock=-1", "--ulimit", "stack=67108864"]
     words += ["--memory", limits.memory] if limits.memory else []
     words += ["--cpus", limits.cpus] if limits.cpus else []

@@ -17,6 +17,7 @@ from gpufleet.change.flow import Change, run_change
 from gpufleet.change.model import Plan
 from gpufleet.change.records import journal_file
 from gpufleet.deploy import commit
+from gpufleet.deploy.arguments import check
 from gpufleet.deploy.plan import DeployPlan, Wish, make
 from gpufleet.deploy.replicas import Present, replicas_of
 from gpufleet.deploy.retire import copy_routes, retire, try_again
@@ -77,6 +78,8 @@ def prepare(
     Raises:
         SelectionError, HostUnreachable, PreflightFailed, Unplaceable, SecretUnresolved: nothing was changed.
     """
+    for line in check(tools.engine, pool):
+        tools.warn(line)
     chosen = select(tools.inventory, pool.hosts, where=pool.hosts_at)
     known = tools.store.record(pool.name)
     pool = resolved(tools, _with_members(pool, known))

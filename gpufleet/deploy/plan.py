@@ -19,13 +19,15 @@ from dataclasses import dataclass
 import msgspec
 
 from gpufleet.change.model import Plan
+from gpufleet.deploy.arguments import check
 from gpufleet.deploy.commands import Dialect
 from gpufleet.deploy.placement.api import Demand, Placement, TooFew, placers
 from gpufleet.deploy.placement.slots import HOLDING, Taken, find, free_ports
 from gpufleet.deploy.replicas import LABEL, New, Present, endpoint, endpoint_of, replicas_of
 from gpufleet.deploy.steps import Launch, bring_up
 from gpufleet.engine.model import Engine, EngineContainer
-from gpufleet.errors import ErrorRow, Unplaceable, UsageError
+from gpufleet.engine.vllm import devices_of
+from gpufleet.errors import ErrorRow, Unplaceable
 from gpufleet.hosts.model import HostFacts, Known, Unknown
 from gpufleet.inventory.model import Host
 from gpufleet.names import HostName, ReplicaId, RunId
@@ -83,9 +85,9 @@ def make(wish: Wish, hosts: Sequence[Host], facts: Mapping[HostName, HostFacts])
 
     Raises:
         Unplaceable: with the reasons of every host, and how many replicas would fit.
-        UsageError: `engine.args` sets what gpufleet sets.
+        DocumentError: the engine would refuse what the pool says of it.
     """
-    _check_flags(wish)
+    check(wish.engine, wish.pool)
     declared = {host.name: host for host in hosts}
     usable = {name: facts[name] for name in declared if name in facts}
     present = replicas_of(wish.pool.name, facts.values())
@@ -96,23 +98,8 @@ def make(wish: Wish, hosts: Sequence[Host], facts: Mapping[HostName, HostFacts])
     return _assembled(wish, declared, facts, keep=keep, start=start, gone=rest, stopped=stopped)
 
 
-def _check_flags(wish: Wish) -> None:
-    words = {
-        word.partition("=")[0].replace("_", "-") for word in wish.pool.engine.args if word.startswith("--")
-    }
-    for flag, instead in wish.engine.owned_flags.items():
-        if flag in words:
-            raise UsageError(
-                f"engine.args of pool {wish.pool.name} sets {flag}, which gpufleet sets itself",
-                hints=(f"use {instead}",),
-            )
-
-
 def _container(wish: Wish) -> EngineContainer:
-    devices = (
-        wish.pool.slice.gpus if wish.pool.slice.mig is None and wish.pool.slice.memory_gib is None else 1
-    )
-    return wish.engine.container(wish.pool, key=wish.key, devices=devices)
+    return wish.engine.container(wish.pool, key=wish.key, devices=devices_of(wish.pool))
 
 
 def spec_of(wish: Wish) -> str:
@@ -131,7 +118,12 @@ def spec_of(wish: Wish) -> str:
         ),
         hashlib.sha256(wish.key.reveal().encode()).hexdigest() if wish.key is not None else "",
         [(mount.source, mount.target) for mount in container.mounts],
-        (limits.memory, limits.cpus, limits.shm),
+        (
+            limits.memory,
+            limits.cpus,
+            limits.shm,
+            *([limits.memlock] if limits.memlock != "unlimited" else []),
+        ),
         (wanted.gpus, wanted.mig, wanted.memory_gib),
     )
     return hashlib.sha256(msgspec.json.encode(parts)).hexdigest()[:16]

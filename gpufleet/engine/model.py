@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from gpufleet.engine.flags import Fault
 from gpufleet.pools.model import Pool
 from gpufleet.redact import Secret
 
@@ -57,9 +58,8 @@ class Engine(Protocol):
         """Extended regular expression of the metric lines that are 0 when no request is under way."""
         ...
 
-    @property
-    def owned_flags(self) -> Mapping[str, str]:
-        """Flags that gpufleet writes itself, with what a person should use instead."""
+    def faults(self, pool: Pool) -> tuple[Fault, ...]:
+        """What this version of the engine would refuse of `pool`, and what cannot be told of it."""
         ...
 
     def container(self, pool: Pool, *, key: Secret[str] | None, devices: int) -> EngineContainer:

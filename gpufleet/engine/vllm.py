@@ -1,15 +1,17 @@
 """vLLM: entrypoint, arguments, environment and paths.
 
 Every default that changed between versions, or that vLLM derives from the memory of the whole card even on a
-slice of it, is written out: the entrypoint, the share of GPU memory, sequences and tokens a batch.
+slice of it, is written out: the entrypoint, the share of GPU memory, sequences and tokens a batch. `vllm serve` is
+written out for every version: the image's own entrypoint became it only with 0.11.1.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from gpufleet.engine.flags import Fault, Release, Standing, lint, release_of, standing, value_of, written
+from gpufleet.engine.host_memory import memory_faults
 from gpufleet.engine.model import EngineContainer, Mount
 from gpufleet.pools.model import Pool
 from gpufleet.redact import Secret
@@ -19,8 +21,13 @@ EVERY_ADDRESS = "0.0.0.0"  # noqa: S104 - inside the container; what is publishe
 GPU_MEMORY_UTILIZATION = "0.90"
 MAX_NUM_SEQS = 256
 MAX_NUM_BATCHED_TOKENS = 8192
+SLICE_MAX_NUM_SEQS = 128
+SLICE_MAX_NUM_BATCHED_TOKENS = 2048
+"""On a slice: what vLLM takes from the memory of the whole card costs several GiB there. 2048 is its own choice for
+small cards; the sampler's warm-up grows with the sequences."""
+
 SHUTDOWN_TIMEOUT = 60
-STOP_TIMEOUT = 90
+STOP_TIMEOUT = SHUTDOWN_TIMEOUT + 30
 KEY_VARIABLE = "VLLM_API_KEY"
 
 OWNED_FLAGS: Mapping[str, str] = {
@@ -28,38 +35,45 @@ OWNED_FLAGS: Mapping[str, str] = {
     "--served-model-name": "the pool's `served_name`",
     "--host": "the host's `service_address`",
     "--port": "the host's `ports`",
+    "--uds": "nothing: replicas are reached by TCP, at the host's `ports`",
     "--api-key": "nothing: gpufleet makes a key for each pool and passes it by environment",
     "--hf-token": "`engine.env: {HF_TOKEN: '${env:HF_TOKEN}'}`",
     "--shutdown-timeout": "nothing: gpufleet keeps it below the container's stop time-out",
 }
 
+_VISIBLE = "nothing: the runtime gives the container its GPU, and vLLM stops on the UUID of a slice there"
+OWNED_VARIABLES: Mapping[str, str] = {
+    "CUDA_VISIBLE_DEVICES": _VISIBLE,
+    "NVIDIA_VISIBLE_DEVICES": _VISIBLE,
+    KEY_VARIABLE: "nothing: gpufleet makes a key for each pool",
+    "VLLM_SERVER_DEV_MODE": "nothing: it opens pages that let anybody reset the engine",
+}
+
 _SHUTDOWN_TIMEOUT_SINCE = (0, 18)
-_VERSION = re.compile(r":v?(\d+)\.(\d+)(?:\.\d+)?(?:[-+.][\w.-]*)?(?:@sha256:[0-9a-f]+)?$")
+_LENGTH_FREE_SINCE = (0, 8)
+"""Before, the V0 engine refused fewer batched tokens than the model's whole length, and derived them from it."""
 
 
 def version_of(image: str) -> tuple[int, int] | None:
     """Major and minor version by the image's tag; None for `latest`, a bare digest or a private scheme."""
-    found = _VERSION.search(image)
-    return (int(found[1]), int(found[2])) if found else None
+    release = release_of(image)
+    return (release.major, release.minor) if release else None
 
 
-def has_flag(arguments: tuple[str, ...], flag: str) -> bool:
-    """Whether `flag` is among `arguments` as `--flag value`, `--flag=value`, or with underscores."""
-    wanted = flag.replace("_", "-")
-    return any(
-        word.split("=", 1)[0].replace("_", "-") == wanted for word in arguments if word.startswith("--")
-    )
+def release(pool: Pool) -> Release | None:
+    """The engine's version, as `engine.version` or the image's tag tells it."""
+    return release_of(pool.engine.image, pool.engine.version)
+
+
+def has_flag(arguments: Sequence[str], flag: str) -> bool:
+    """Whether `flag` is among `arguments`, in whatever spelling: `--flag=value`, underscores, a short name."""
+    wanted = flag.removeprefix("--").replace("_", "-")
+    flags = (written(word) for word in arguments)
+    return any(one is not None and one.name == wanted for one in flags)
 
 
 def arguments(pool: Pool, devices: int) -> tuple[str, ...]:
     """The words after the entrypoint; what the pool's `engine.args` sets is not set twice."""
-    defaults: list[tuple[str, str]] = [
-        ("--gpu-memory-utilization", GPU_MEMORY_UTILIZATION),
-        ("--max-num-seqs", str(MAX_NUM_SEQS)),
-        ("--max-num-batched-tokens", str(MAX_NUM_BATCHED_TOKENS)),
-    ]
-    if devices > 1:
-        defaults.append(("--tensor-parallel-size", str(devices)))
     words = [
         "serve",
         pool.model,
@@ -70,13 +84,59 @@ def arguments(pool: Pool, devices: int) -> tuple[str, ...]:
         "--port",
         str(PORT),
     ]
-    for flag, value in defaults:
+    for flag, value in _defaults(pool, devices):
         if not has_flag(pool.engine.args, flag):
             words += [flag, value]
-    version = version_of(pool.engine.image)
-    if version is None or version >= _SHUTDOWN_TIMEOUT_SINCE:
+    version = release(pool)
+    if version is None or version.at_least(*_SHUTDOWN_TIMEOUT_SINCE):
         words += ["--shutdown-timeout", str(SHUTDOWN_TIMEOUT)]
+    if pool.kv_offload is not None:
+        words += ["--kv-offloading-size", f"{pool.kv_offload:g}", "--kv-offloading-backend", "native"]
     return (*words, *pool.engine.args)
+
+
+def _defaults(pool: Pool, devices: int) -> list[tuple[str, str]]:
+    """What is written unless the pool's arguments say it."""
+    sliced = pool.slice.mig is not None or pool.slice.memory_gib is not None
+    tokens = _batched_tokens(pool, SLICE_MAX_NUM_BATCHED_TOKENS if sliced else MAX_NUM_BATCHED_TOKENS)
+    defaults = [
+        ("--gpu-memory-utilization", GPU_MEMORY_UTILIZATION),
+        ("--max-num-seqs", str(SLICE_MAX_NUM_SEQS if sliced else MAX_NUM_SEQS)),
+    ]
+    if tokens is not None:
+        defaults.append(("--max-num-batched-tokens", str(tokens)))
+    if devices > 1:
+        defaults.append(("--tensor-parallel-size", str(devices)))
+    return defaults
+
+
+def _batched_tokens(pool: Pool, usual: int) -> int | None:
+    """Tokens of a batch: no fewer than sequences, and a whole prompt where prompts are not cut.
+
+    None when the model's length is needed and nobody said it: such an engine takes that length itself.
+    """
+    least = max(usual, _whole_number(value_of(pool.engine.args, "max-num-seqs")))
+    if not _takes_whole_prompts(pool):
+        return least
+    length = _whole_number(value_of(pool.engine.args, "max-model-len"))
+    return max(least, length) if length else None
+
+
+def _takes_whole_prompts(pool: Pool) -> bool:
+    version = release(pool)
+    if version is not None and not version.at_least(*_LENGTH_FREE_SINCE):
+        return True
+    flags = (written(word) for word in pool.engine.args)
+    return any(one is not None and one.name == "enable-chunked-prefill" and one.negated for one in flags)
+
+
+def _whole_number(text: str | None) -> int:
+    return int(text) if text and text.isascii() and text.isdigit() else 0
+
+
+def devices_of(pool: Pool) -> int:
+    """GPUs of one replica; a slice is one."""
+    return pool.slice.gpus if pool.slice.mig is None and pool.slice.memory_gib is None else 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,9 +148,16 @@ class Vllm:
     busy_metrics: str = "^vllm:num_requests_(running|waiting)"
     default_image: str = "vllm/vllm-openai:latest"
 
-    @property
-    def owned_flags(self) -> Mapping[str, str]:
-        return OWNED_FLAGS
+    def faults(self, pool: Pool) -> tuple[Fault, ...]:
+        """See `model.Engine.faults`."""
+        image = pool.engine.image or self.default_image
+        return (
+            *lint(pool.engine.args, release(pool), owned=OWNED_FLAGS, image=image),
+            *_version_faults(pool),
+            *_environment_faults(pool),
+            *_offload_faults(pool),
+            *memory_faults(pool, devices_of(pool)),
+        )
 
     def container(self, pool: Pool, *, key: Secret[str] | None, devices: int) -> EngineContainer:
         """See `model.Engine.container`.
@@ -112,3 +179,59 @@ class Vllm:
             mounts=mounts,
             stop_timeout=STOP_TIMEOUT,
         )
+
+
+def _version_faults(pool: Pool) -> tuple[Fault, ...]:
+    """A version that cannot be read is refused; one that the tag contradicts is only said."""
+    setting = pool.engine.version
+    if not setting:
+        return ()
+    said, tagged = release(pool), release_of(pool.engine.image)
+    if said is None:
+        return (
+            Fault(
+                message=f"`version: {setting}` is no version", hint="for example 0.20.1", key="engine.version"
+            ),
+        )
+    if tagged is not None and tagged != said:
+        message = f"`version: {setting}` is not what the image's tag says ({tagged}); `version` is believed"
+        return (Fault(message=message, key="engine.version", sure=False),)
+    return ()
+
+
+def _environment_faults(pool: Pool) -> tuple[Fault, ...]:
+    return tuple(
+        Fault(
+            message=f"`{name}` is a variable that engine.env may not set",
+            hint=f"use {OWNED_VARIABLES[name]}",
+            key=f"engine.env.{name}",
+        )
+        for name in pool.engine.env
+        if name in OWNED_VARIABLES
+    )
+
+
+def _offload_faults(pool: Pool) -> tuple[Fault, ...]:
+    """`kv_offload` needs an engine that can, and says the same as two flags."""
+    if pool.kv_offload is None:
+        return ()
+    found = [
+        Fault(message=f"`--{flag}` is what `kv_offload` writes", hint="keep one of the two", at=place)
+        for flag in ("kv-offloading-size", "kv-offloading-backend")
+        for place, word in enumerate(pool.engine.args)
+        if (one := written(word)) is not None and one.name == flag
+    ]
+    version = release(pool)
+    match standing("kv-offloading-size", version):
+        case Standing.NEWER:
+            message = f"`kv_offload` needs vLLM 0.12 or later, and this is {version}"
+            found.append(Fault(message=message, hint="use a newer image, or leave it out", key="kv_offload"))
+        case Standing.BETWEEN:
+            message = f"`kv_offload` may not be there yet in vLLM {version}: first seen in 0.12.0"
+            found.append(Fault(message=message, key="kv_offload", sure=False))
+        case Standing.OUTSIDE if version is None:
+            message = "`kv_offload` needs vLLM 0.12 or later, and the engine's version is not known"
+            found.append(Fault(message=message, hint="set engine.version", key="kv_offload", sure=False))
+        case _:
+            pass
+    return tuple(found)

@@ -67,6 +67,8 @@ class EngineDocument(_Shape, frozen=True, kw_only=True):
     image: str = ""
     args: list[Scalar] = []
     env: dict[str, Scalar] = {}
+    version: Scalar = ""
+    lint: Literal["strict", "warn"] = "strict"
 
 
 class GateDocument(_Shape, frozen=True, kw_only=True):
@@ -84,6 +86,7 @@ class LimitsDocument(_Shape, frozen=True, kw_only=True):
     memory: str | None = None
     cpus: Scalar | None = None
     shm: str | None = None
+    memlock: Literal["unlimited", "inherit"] = "unlimited"
 
 
 class MemberDocument(_Shape, frozen=True, kw_only=True):
@@ -108,6 +111,7 @@ class PoolDocument(_Shape, frozen=True, kw_only=True):
     strategy: Literal["all-at-once"] = "all-at-once"
     gate: GateDocument = GateDocument()
     limits: LimitsDocument = LimitsDocument()
+    kv_offload: Annotated[float, Meta(gt=0, le=16_384)] | None = None
     members: dict[str, MemberDocument] = {}
     owner: str = ""
 
@@ -137,7 +141,22 @@ def to_model(source: Located, problems: Problems, name: str = "") -> Pool | None
             )
     if len(problems.rows) > before:
         return None
-    return replace(_built(document, name), hosts_at=source.at("hosts").where)
+    return _with_places(_built(document, name), source)
+
+
+def _with_places(pool: Pool, source: Located) -> Pool:
+    """The same pool, knowing where its parts were written."""
+    args = tuple(source.at("engine", "args", number).where for number in range(len(pool.engine.args)))
+    parts = {key: item.where for key, item in source.entries()}
+    for section in ("engine", "gate", "limits"):
+        parts |= {f"{section}.{key}": item.where for key, item in source.at(section).entries()}
+    parts |= {f"engine.env.{key}": item.where for key, item in source.at("engine", "env").entries()}
+    return replace(
+        pool,
+        engine=replace(pool.engine, args_at=args),
+        hosts_at=source.at("hosts").where,
+        written_at=parts,
+    )
 
 
 def from_model(pool: Pool) -> dict[str, Any]:
@@ -159,12 +178,20 @@ def from_model(pool: Pool) -> dict[str, Any]:
             image=pool.engine.image,
             args=list(pool.engine.args),
             env={key: _written(value) for key, value in pool.engine.env.items()},
+            version=pool.engine.version,
+            lint="warn" if pool.engine.lint == "warn" else "strict",
         ),
         weights=pool.weights,
         gate=GateDocument(
             stall=pool.gate.stall, within=pool.gate.within, every=pool.gate.every, prompt=pool.gate.prompt
         ),
-        limits=LimitsDocument(memory=pool.limits.memory, cpus=pool.limits.cpus, shm=pool.limits.shm),
+        limits=LimitsDocument(
+            memory=pool.limits.memory,
+            cpus=pool.limits.cpus,
+            shm=pool.limits.shm,
+            memlock="inherit" if pool.limits.memlock == "inherit" else "unlimited",
+        ),
+        kv_offload=pool.kv_offload,
         members={
             member.replica: MemberDocument(weight=member.weight, state=member.state.value)
             for member in pool.members
@@ -201,6 +228,8 @@ def _built(document: PoolDocument, name: str) -> Pool:
             image=document.engine.image,
             args=tuple(str(word) for word in document.engine.args),
             env=environment(document.engine.env),
+            version=str(document.engine.version),
+            lint=document.engine.lint,
         ),
         weights=document.weights,
         gate=GateWish(
@@ -210,8 +239,12 @@ def _built(document: PoolDocument, name: str) -> Pool:
             prompt=document.gate.prompt,
         ),
         limits=Limits(
-            memory=limits.memory, cpus=None if limits.cpus is None else str(limits.cpus), shm=limits.shm
+            memory=limits.memory,
+            cpus=None if limits.cpus is None else str(limits.cpus),
+            shm=limits.shm,
+            memlock=limits.memlock,
         ),
+        kv_offload=document.kv_offload,
         strategy=document.strategy,
         members=tuple(
             Member(replica=ReplicaId(replica), weight=member.weight, state=MemberState(member.state))
@@ -340,7 +373,7 @@ def _check_limits(source: Located, document: PoolDocument, problems: Problems) -
         ("cpus", None if limits.cpus is None else str(limits.cpus), _CPUS, "8"),
         ("shm", limits.shm, _SIZE, "16g"),
     ):
-        if text is not None and not pattern.fullmatch(text):
+        if text is not None and (not pattern.fullmatch(text) or not text.strip("0.bkmgBKMG")):
             problems.add(source.at("limits", key), f"`{key}: {text}` is no limit", f"for example {example}")
 
 

@@ -30,11 +30,22 @@ class SliceWish:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineWish:
-    """What runs in the container. `env` values may be secrets; `args` are separate words."""
+    """What runs in the container.
+
+    Attributes:
+        args: separate words.
+        env: variables; values may be secrets.
+        version: of the engine, where the image's tag does not tell it.
+        lint: `strict` refuses what this version would refuse; `warn` only says it, for engines that were altered.
+        args_at: where each of `args` was written, `file:line`; for messages alone.
+    """
 
     image: str = ""
     args: tuple[str, ...] = ()
     env: Mapping[str, str | Secret[str]] = field(default_factory=dict)
+    version: str = ""
+    lint: str = "strict"
+    args_at: tuple[str, ...] = field(default=(), compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,11 +60,17 @@ class GateWish:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Container limits, in the runtime's own notation (`64g`, `8`)."""
+    """Container limits, in the runtime's own notation (`64g`, `8`).
+
+    Attributes:
+        shm: size of /dev/shm; the host's own is shared when it is not set.
+        memlock: `unlimited`, or `inherit` for a runtime that may not raise it.
+    """
 
     memory: str | None = None
     cpus: str | None = None
     shm: str | None = None
+    memlock: str = "unlimited"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +91,9 @@ class Pool:
         served_name: the name clients use; `model` when empty.
         hosts: a selector.
         weights: directory on the host that is mounted read-only at the same path, or None.
+        kv_offload: GiB of the host's memory that hold KV cache of one replica, all its GPUs together.
         hosts_at: where the selector was written, `file:line`; for messages alone.
+        written_at: where other parts were written, by their names (`kv_offload`, `engine.env.HF_TOKEN`).
     """
 
     name: PoolName
@@ -88,10 +107,12 @@ class Pool:
     weights: str | None = None
     gate: GateWish = field(default_factory=GateWish)
     limits: Limits = field(default_factory=Limits)
+    kv_offload: float | None = None
     strategy: str = "all-at-once"
     members: tuple[Member, ...] = ()
     owner: str = ""
     hosts_at: str = field(default="", compare=False)
+    written_at: Mapping[str, str] = field(default_factory=dict, compare=False)
 
     @property
     def public_name(self) -> str:

@@ -9,7 +9,7 @@ from gpufleet.change.records import document
 from gpufleet.deploy import diff
 from gpufleet.deploy.plan import Wish, fingerprint, make, spec_of
 from gpufleet.engine.vllm import Vllm
-from gpufleet.errors import Unplaceable, UsageError
+from gpufleet.errors import DocumentError, Unplaceable
 from gpufleet.hosts.model import Known, Unknown
 from gpufleet.inventory.model import Address, Host, PortRange
 from gpufleet.names import HostName, PoolName, RunId
@@ -248,7 +248,7 @@ def test_a_slice_is_named_by_its_own_uuid_and_labelled_by_gpu_profile_and_place(
 
 
 def test_flags_that_gpufleet_sets_are_refused():
-    with pytest.raises(UsageError, match="--port"):
+    with pytest.raises(DocumentError, match="--port"):
         planned([facts.host("a")], pool(engine=EngineWish(image="x", args=("--port=1",))))
 
 
