@@ -304,4 +304,5 @@ def _keeper(tools: Tools, reach: Reach, run: RunId, seat: str, plan: Plan) -> Le
         audit=Audit(tools.state_dir, tools.clock),
         died_here=partial(journal_file.died_here, tools.state_dir),
         heartbeat=tools.heartbeat,
+        forks=tools.forks,
     )

@@ -304,11 +304,11 @@ def _forward(state: State) -> tuple[Effect, ...]:
             for step in state.plan.steps
             if state.phase_of(step.id) in {Phase.UNKNOWN, Phase.INTERRUPTED}
         )
+    done = {step for step, status in state.statuses.items() if status.phase is Phase.DONE}
     return tuple(
         Run(step=step.id)
         for step in state.plan.steps
-        if state.phase_of(step.id) in {Phase.PENDING, Phase.PARTIAL}
-        and all(state.phase_of(needed) is Phase.DONE for needed in step.after)
+        if state.phase_of(step.id) in {Phase.PENDING, Phase.PARTIAL} and step.after <= done
     )
 
 
@@ -318,21 +318,19 @@ def _backward(state: State) -> tuple[Effect, ...]:
         for step in state.plan.steps
         if state.phase_of(step.id) is Phase.UNDO_UNKNOWN
     )
+    gone = {step for step, status in state.statuses.items() if status.phase in NOTHING_LEFT}
     undos = tuple(
         Undo(step=step.id)
         for step in reversed(state.plan.steps)
         if state.phase_of(step.id) in UNDOABLE
-        and all(_lets_go(state, step, dependent) for dependent in state.dependents[step.id])
+        and all(_lets_go(state, step, dependent) for dependent in state.dependents[step.id] - gone)
     )
     return looks + undos
 
 
 def _lets_go(state: State, step: Step, dependent: StepId) -> bool:
-    """Whether `dependent` no longer stands in the way of undoing `step`."""
-    phase = state.phase_of(dependent)
-    if phase in NOTHING_LEFT:
-        return True
-    return phase in GIVEN_UP and state.steps[dependent].host != step.host
+    """Whether `dependent`, of which something is left, no longer stands in the way of undoing `step`."""
+    return state.phase_of(dependent) in GIVEN_UP and state.steps[dependent].host != step.host
 
 
 def conclude(state: State) -> Ending | None:

@@ -69,9 +69,10 @@ def fleet_tools(settings: Settings) -> Iterator[Tools]:
     from gpufleet.cli.console import warn
     from gpufleet.clock import SystemClock
     from gpufleet.deploy.tools import Tools
+    from gpufleet.remote.kept import KeptTransport
 
     inventory = load_inventory(settings)
-    with closing(transport(inventory, settings)) as sessions:
+    with closing(KeptTransport(transport(inventory, settings))) as sessions:
         change = ChangeTools(
             transport=sessions,
             clock=SystemClock(),

@@ -17,7 +17,7 @@ from gpufleet.change.events import Ending, Goal
 from gpufleet.change.flow import run_change, take_up
 from gpufleet.change.leases.lease_keeper import wait_until_free
 from gpufleet.change.reach import Reach
-from gpufleet.change.records import copies, journal_file
+from gpufleet.change.records import copies, document, journal_file
 from gpufleet.errors import HostUnreachable, InDoubt, LeaseHeld, RollbackIncomplete, RolledBack, UsageError
 from gpufleet.names import HostName, RunId
 from gpufleet.remote.command import Command
@@ -50,6 +50,22 @@ def fetch(scene: Scene, hosts, *sources: HostName) -> None:
 def test_another_machine_finishes_a_run_from_the_copies(tmp_path, monkeypatch, records, goal):
     scene = Scene(tmp_path)
     assert scene.run_until(CHAIN, records, monkeypatch)
+    expire(scene)
+    other = elsewhere(scene)
+    fetch(other, other.hosts(), B)
+    ending = other.take_up(goal)
+    assert ending is (Ending.COMMITTED if goal is Goal.RESUME else Ending.UNDONE)
+    assert other.things(CHAIN) == ({"a1", "a2", "b1", "b2"} if goal is Goal.RESUME else set())
+
+
+@pytest.mark.parametrize("goal", list(Goal))
+def test_another_machine_finishes_a_run_from_packed_copies(tmp_path, monkeypatch, goal):
+    monkeypatch.setattr(document, "READABLE", 0)
+    scene = Scene(tmp_path)
+    assert scene.run_until(CHAIN, 5, monkeypatch)
+    heads = [path.read_text() for path in (scene.path / "hosts").glob("*/.gpufleet/runs/*/journal.jsonl")]
+    assert len(heads) == 2
+    assert all('"packed":' in head and '"steps":' not in head for head in heads)
     expire(scene)
     other = elsewhere(scene)
     fetch(other, other.hosts(), B)

@@ -14,9 +14,9 @@ from gpufleet.change.leases import lease
 from gpufleet.change.leases.lease import Answer, Grant, Holder, Standing
 from gpufleet.change.reach import Reach
 from gpufleet.change.records.document import JournalError
-from gpufleet.change.records.journal import Record, decode, encode
+from gpufleet.change.records.journal import Record, decode, head_of_copy
 from gpufleet.clock import Clock
-from gpufleet.errors import ErrorRow, HostUnreachable, LeaseHeld, PreflightFailed, Refused
+from gpufleet.errors import ErrorRow, FleetError, HostUnreachable, LeaseHeld, PreflightFailed, Refused
 from gpufleet.names import HostName, RunId
 from gpufleet.remote.command import Command
 from gpufleet.remote.fanout import fanout
@@ -31,6 +31,7 @@ class LeaseKeeper:
         heartbeat: seconds between two heartbeats.
         audit: where takeovers are noted.
         died_here: whether a run is one of this machine whose process is gone.
+        forks: hosts asked at once.
     """
 
     def __init__(
@@ -42,6 +43,7 @@ class LeaseKeeper:
         audit: Audit,
         died_here: Callable[[str], bool] = lambda _run: False,
         heartbeat: float = lease.HEARTBEAT,
+        forks: int = 32,
     ) -> None:
         self.grants: dict[HostName, Grant] = {}
         self._reach = reach
@@ -50,12 +52,16 @@ class LeaseKeeper:
         self._audit = audit
         self._died_here = died_here
         self._heartbeat = heartbeat
+        self._forks = forks
         self._ended = threading.Event()
 
     def take(
         self, hosts: Iterable[HostName], head: Record, *, again: Sequence[Record] = (), tidy: bool = False
     ) -> None:
-        """Take all leases, in name order, or none.
+        """Take all leases or none: the first in name order, then the others at once.
+
+        So of two runs that want the same hosts exactly one goes on. Two whose hosts overlap only in part may both be
+        refused, with nothing changed.
 
         Args:
             hosts: whose.
@@ -70,12 +76,20 @@ class LeaseKeeper:
             Refused: the run was taken up on another machine and went on there.
         """
         self._start()
+        command = lease.take(self._holder, head_of_copy(head), tidy=tidy)
         try:
-            for host in sorted(hosts):
-                self._take_one(host, lease.take(self._holder, encode(head), tidy=tidy), again)
+            self._take_all(sorted(hosts), command, again)
         except BaseException:
             self.release(ending="", rest=lambda _host: b"")
             raise
+
+    def _take_all(self, names: list[HostName], command: Command, again: Sequence[Record]) -> None:
+        for host in names[:1]:
+            self._take_one(host, command, again)
+        told = fanout(names[1:], lambda host: self._take_one(host, command, again), forks=self._forks)
+        for answer in told.values():
+            if isinstance(answer, FleetError):
+                raise answer
 
     def release(self, *, ending: str, rest: Callable[[HostName], bytes]) -> tuple[HostName, ...]:
         """Give every lease back; answers with the hosts that did not hear it: theirs expire by themselves.
@@ -89,7 +103,7 @@ class LeaseKeeper:
             outcome = self._reach.insist(host, lease.release(grants[host], ending, rest(host)))
             return isinstance(outcome, Exit) and lease.parse(outcome) is not None
 
-        told = fanout(sorted(grants), heard)
+        told = fanout(sorted(grants), heard, forks=self._forks)
         return tuple(host for host, answer in told.items() if answer is not True)
 
     def stop(self) -> None:
@@ -103,7 +117,7 @@ class LeaseKeeper:
     def _beat(self, ended: threading.Event) -> None:
         """A host that does not answer misses a beat; its guard decides whether we still hold the lease."""
         while not ended.wait(self._heartbeat):
-            fanout(tuple(self.grants), self._renew)
+            fanout(tuple(self.grants), self._renew, forks=self._forks)
 
     def _renew(self, host: HostName) -> None:
         grant = self.grants.get(host)
@@ -133,6 +147,8 @@ class LeaseKeeper:
         self.grants[host] = Grant(host=host, token=self._holder.token, run=self.run, root=answer.root)
         if answer.over:
             self._audit.note("takeover", host=host, run=self.run, who=self._holder.who, over=answer.over)
+        if self._ended.is_set():  # given up while this host answered
+            self._reach.run(host, lease.release(self.grants.pop(host), "", b""))
         if again and _number(answer.last_line) > again[-1].seq:
             raise went_on(host, self.run, "its copy of the journal is longer than ours")
 

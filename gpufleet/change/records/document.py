@@ -3,6 +3,10 @@
 A secret is stored as its reference (`{"secret": "${env:HF_TOKEN}"}`) and resolved anew when it is read; one without
 a reference cannot be stored and is refused before anything is done. Text around several references is kept as it
 is, so that a whole environment file can be one secret.
+
+Every touched host keeps the whole plan, so its size counts once for each host of it: steps of a fleet repeat the same
+scripts and wait for the same steps. A large plan is therefore packed (zlib, base64) before it is sent there; its
+title and command stay readable.
 """
 
 from __future__ import annotations
@@ -10,6 +14,7 @@ from __future__ import annotations
 import base64
 import binascii
 import re
+import zlib
 from collections.abc import Callable
 from typing import TypeAlias
 
@@ -78,14 +83,21 @@ class StepRecord(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown
 
 
 class PlanRecord(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """A `Plan`."""
+    """A `Plan`. `packed` is the whole record once more in a small form; steps and context are then empty."""
 
     title: str
     command: str
-    steps: tuple[StepRecord, ...]
+    steps: tuple[StepRecord, ...] = ()
     fingerprint: str = ""
     context: dict[str, str] = {}
+    packed: str = ""
 
+
+READABLE = 64 << 10
+"""Bytes of JSON up to which a plan is stored on hosts as it is."""
+
+_LARGEST = 256 << 20
+"""Bytes that a packed plan may have; a plan for 1,000 hosts takes about 30 MiB."""
 
 _encoder = msgspec.json.Encoder()
 _plan_decoder = msgspec.json.Decoder(PlanRecord)
@@ -110,8 +122,33 @@ def plan_record(plan: Plan) -> PlanRecord:
     return PlanRecord(plan.title, plan.command, steps, plan.fingerprint, dict(plan.context))
 
 
+def packed(record: PlanRecord) -> PlanRecord:
+    """The same plan for a copy on a host: small, and the same as before when it was small already."""
+    content = _encoder.encode(record)
+    if len(content) <= READABLE or record.packed:
+        return record
+    small = base64.b64encode(zlib.compress(content)).decode("ascii")
+    return PlanRecord(record.title, record.command, fingerprint=record.fingerprint, packed=small)
+
+
+def unpacked(record: PlanRecord) -> PlanRecord:
+    """The record with its steps. Raises JournalError for a packed text that is damaged."""
+    if not record.packed:
+        return record
+    try:
+        opener = zlib.decompressobj()
+        content = opener.decompress(base64.b64decode(record.packed, validate=True), _LARGEST)
+        whole = _plan_decoder.decode(content)
+    except (binascii.Error, zlib.error, msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise JournalError(f"the packed plan is damaged: {error}") from error
+    if not opener.eof or whole.packed:
+        raise JournalError("the packed plan is damaged: it does not end")
+    return whole
+
+
 def plan_value(record: PlanRecord, resolve: Resolve) -> Plan:
     """The plan as a value, its secrets resolved."""
+    record = unpacked(record)
     return Plan(
         title=record.title,
         command=record.command,

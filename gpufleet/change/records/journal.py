@@ -15,7 +15,7 @@ import msgspec
 from gpufleet.change import events
 from gpufleet.change.machine import IllegalEvent, State, evolve, opened
 from gpufleet.change.model import Plan
-from gpufleet.change.records.document import JournalError, PlanRecord, Resolve, plan_value
+from gpufleet.change.records.document import JournalError, PlanRecord, Resolve, packed, plan_value
 from gpufleet.names import HostName, RunId, StepId
 from gpufleet.redact import Secret, scrub
 
@@ -99,6 +99,14 @@ _decoder = msgspec.json.Decoder(Record)
 def encode(record: Record) -> bytes:
     """One line, with its newline."""
     return _encoder.encode(record) + b"\n"
+
+
+def head_of_copy(first: Record) -> bytes:
+    """The first line as a host's copy has it: a large plan is packed, since every host gets all of it."""
+    body = first.body
+    if isinstance(body, Opened):
+        body = msgspec.structs.replace(body, plan=packed(body.plan))
+    return encode(msgspec.structs.replace(first, body=body))
 
 
 def decode(line: bytes) -> Record:

@@ -22,8 +22,16 @@ from gpufleet.change.events import (
     Turned,
 )
 from gpufleet.change.model import Check, Irreversible, Plan, Step
-from gpufleet.change.records import journal
-from gpufleet.change.records.document import JournalError, decode_plan, encode_plan, plan_record, secrets_of
+from gpufleet.change.records import document, journal
+from gpufleet.change.records.document import (
+    JournalError,
+    decode_plan,
+    encode_plan,
+    packed,
+    plan_record,
+    plan_value,
+    secrets_of,
+)
 from gpufleet.change.records.journal import (
     SCHEMA,
     Opened,
@@ -32,6 +40,7 @@ from gpufleet.change.records.journal import (
     decode,
     encode,
     event_of,
+    head_of_copy,
     opening,
     replay,
 )
@@ -100,6 +109,43 @@ def test_a_plan_comes_back_as_it_was_and_its_secrets_never_touch_the_file(the_pl
     assert b"hf_aaaa" not in content
     if secrets_of(the_plan):
         assert b"${" in content
+
+
+def large_plan(hosts: int = 60) -> Plan:
+    """A fleet: every step waits for the same ones and runs the same script."""
+    names = tuple(StepId(f"start-{number}") for number in range(hosts))
+    script = "echo 'the same for every host'\n" * 20
+    return plan(
+        *(
+            step(name, f"host-{name}", do=(Command(script=script, mutates=True),), after=frozenset(names[:9]))
+            for name in names
+        )
+    )
+
+
+def test_a_large_plan_is_packed_for_hosts_and_comes_back():
+    the_plan = large_plan()
+    first = Record(SCHEMA, 1, "t", Opened("r", "ann", "seat", the_plan.hosts, plan_record(the_plan)))
+    line = head_of_copy(first)
+    assert len(line) * 8 < len(encode(first))
+    assert line.count(b"\n") == 1
+    assert opening((decode(line),), resolve).plan == the_plan
+
+
+def test_a_small_plan_stays_readable_on_hosts():
+    first = Record(SCHEMA, 1, "t", Opened("r", "ann", "s", ("a",), plan_record(plan(step("a1", "a")))))
+    assert head_of_copy(first) == encode(first)
+
+
+@pytest.mark.parametrize(
+    "harm",
+    [lambda text: text[:-8], lambda text: "AAAA" + text, lambda text: "no base64", lambda _text: "eJw="],
+)
+def test_a_damaged_packed_plan_is_an_error(harm):
+    record = packed(plan_record(large_plan()))
+    broken = document.PlanRecord(record.title, record.command, packed=harm(record.packed))
+    with pytest.raises(JournalError, match="packed plan is damaged"):
+        plan_value(broken, resolve)
 
 
 def some_events() -> list[Event]:
