@@ -280,18 +280,18 @@ def decide(state: State, limit: int) -> tuple[Effect, ...]:
     The state does not know of looks under way: one is named again until it is observed, or, once the run turned
     back, no longer named. The interpreter knows which it began, and counts them.
     """
-    effects: tuple[Effect, ...] = ()
+    if state.phase is RunPhase.PUBLISHING:
+        return (Publish(),)
+    room = limit - sum(status.phase in IN_FLIGHT for status in state.statuses.values())
+    if room <= 0:
+        return ()
     match state.phase:
         case RunPhase.APPLYING:
-            effects = _forward(state)
-        case RunPhase.PUBLISHING:
-            return (Publish(),)
+            return _forward(state)[:room]
         case RunPhase.UNDOING:
-            effects = _backward(state)
-        case RunPhase.COMMITTED | RunPhase.UNDONE | RunPhase.STUCK:
-            pass
-    flying = sum(status.phase in IN_FLIGHT for status in state.statuses.values())
-    return effects[: max(0, limit - flying)]
+            return _backward(state)[:room]
+        case _:
+            return ()
 
 
 def _forward(state: State) -> tuple[Effect, ...]:
@@ -305,10 +305,12 @@ def _forward(state: State) -> tuple[Effect, ...]:
             if state.phase_of(step.id) in {Phase.UNKNOWN, Phase.INTERRUPTED}
         )
     done = {step for step, status in state.statuses.items() if status.phase is Phase.DONE}
+    # Hosts of a fleet wait for the same steps: each set is compared once.
+    met = {after for after in {step.after for step in state.plan.steps} if after <= done}
     return tuple(
         Run(step=step.id)
         for step in state.plan.steps
-        if state.phase_of(step.id) in {Phase.PENDING, Phase.PARTIAL} and step.after <= done
+        if state.phase_of(step.id) in {Phase.PENDING, Phase.PARTIAL} and step.after in met
     )
 
 
