@@ -1,141 +1,256 @@
-r"""An engine's log -> how far it came, and the first cause that is no wrapper, with the operator's fix.
+"""A log -> how far an engine came, and the first cause that is no wrapper, with the operator's fix.
 
-Wrapper errors ("see root cause above") are never shown as the cause. Order matters: the table is read for each
-line from the oldest to the newest, because later errors follow from the first.
+Theory of operation. A container that is restarted writes one log for all its lives: each begins with the version.
+The phase is that of the last life; the cause is the first of the last life that has one. Wrapper errors ("see root
+cause above") are told only when there is nothing else. Candidates are ranked:
+
+    an error, or a line without a level   <  a warning, or source code quoted in a traceback
+                                          <  what is no failure by itself  <  a wrapper
+
+and within a rank the earliest line wins, because later errors follow from the first; only a narrower signature of
+the same chain of exceptions takes the place of a general one. What is said with the level INFO is never a cause.
+
+Every signature is found by its literal texts first, so the cost grows with the length of a log and with nothing else.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-from gpufleet.redact import Secret, scrub
+from gpufleet.engine.log_text import BEFORE, Line, Weight, line_at, plain, read_line, shown, tail
+from gpufleet.engine.signatures.engine_signatures import ENGINE, HUB
+from gpufleet.engine.signatures.host_signatures import RUNTIME, SSH
+from gpufleet.engine.signatures.model import Kind, Phase, Signature
+from gpufleet.engine.signatures.phases import PHASES, VERSION
+
+__all__ = ["SIGNATURES", "Cause", "Diagnosis", "Reached", "diagnose", "first_cause", "phase", "said", "tail"]
+
+SIGNATURES: tuple[Signature, ...] = (*SSH, *RUNTIME, *HUB, *ENGINE)
+
+TRIES = 50
+"""Finds in one line that are looked at."""
+
+LIVES = 20
+"""Lives of a container that are looked at, from the last one back."""
+
+_CHAINED = ("direct cause of the following exception", "another exception occurred:")
+_ORDER = {Kind.PERMANENT: 0, Kind.TRANSIENT: 0, Kind.PROGRESS: 2, Kind.WRAPPER: 3}
 
 
-@dataclass(frozen=True, slots=True)
-class Signature:
-    """What a line of a log says about why a container does not come up."""
-
-    id: str
-    pattern: re.Pattern[str]
-    fix: str
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Cause:
-    """The line found and what to do about it."""
+    """The line found and what to do about it.
+
+    Attributes:
+        line: scrubbed, without process, level, time and place in front.
+        error: whether the line has the level of an error.
+    """
 
     id: str
     line: str
     fix: str
+    kind: Kind = Kind.PERMANENT
+    error: bool = False
+
+    @property
+    def permanent(self) -> bool:
+        """Whether another start would end the same way."""
+        return self.kind is Kind.PERMANENT
+
+    @property
+    def real(self) -> bool:
+        """Whether it is a failure by itself, and no wrapper."""
+        return self.kind in {Kind.PERMANENT, Kind.TRANSIENT}
 
 
-def _signature(name: str, pattern: str, fix: str) -> Signature:
-    return Signature(name, re.compile(pattern), fix)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reached:
+    """A phase, and the same in words: `loading weights 3/8`."""
+
+    id: str
+    told: str
+    place: int = 0
 
 
-SIGNATURES: tuple[Signature, ...] = (
-    _signature("kv-none", r"No available memory for the cache blocks", "lower --max-num-seqs, then raise --gpu-memory-utilization, or use more GPUs"),
-    _signature("kv-length", r"KV cache is needed, which is larger than|larger than the maximum number of tokens that can be stored in KV cache", "lower --max-model-len to what the line names, or set --kv-cache-dtype fp8"),
-    _signature("free-memory", r"Free memory on device.* on startup is less than desired", "end what else holds this GPU's memory, or lower --gpu-memory-utilization"),
-    _signature("profile-race", r"Error in memory profiling", "another process freed GPU memory meanwhile; deploy again"),
-    _signature("sampler-memory", r"CUDA out of memory occurred when warming up sampler", "lower --max-num-seqs"),
-    _signature("load-memory", r"Failed to load model - not enough GPU memory", "use more GPUs (slice.gpus) or a quantised model"),
-    _signature("cuda-memory", r"torch\.(?:cuda\.)?OutOfMemoryError|CUDA out of memory", "the model does not fit: use more GPUs, a larger slice or a quantised model"),
-    _signature("architecture", r"Model architectures \[.*\] are not supported for now|does not recognize this architecture", "use a newer engine image"),
-    _signature("remote-code", r"contains custom code which must be executed", "review the code, pin --revision, then add --trust-remote-code to engine.args"),
-    _signature("gated", r"Cannot access gated repo|trying to access a gated repo|not in the authorized list|40[13] Client Error", "ask for access on the model's page and set engine.env HF_TOKEN: ${env:HF_TOKEN}"),
-    _signature("model-name", r"Invalid repository ID or local directory specified|Repository Not Found for url", "check the pool's model, or the weights directory on this host"),
-    _signature("model-offline", r"outgoing traffic has been disabled|LocalEntryNotFoundError|Cannot find an appropriate cached snapshot", "this host cannot reach the model hub: stage the weights and set `weights`"),
-    _signature("weights-damaged", r"Error while deserializing header|Should have a `model_type` key in its config", "the weights are damaged: copy them again and compare checksums"),
-    _signature("model-length", r"User-specified max_model_len \(\d+\) is greater than the derived", "lower --max-model-len to the model's own limit"),
-    _signature("heads", r"attention heads \(\d+\) must be divisible by tensor parallel size", "choose slice.gpus so that it divides the attention heads"),
-    _signature("world-size", r"World size \(\d+\) is larger than the number of available GPUs", "fewer GPUs are visible than asked for: check slice.gpus"),
-    _signature("slice-uuid", r"invalid literal for int\(\) with base 10: '(?:MIG|GPU)-", "remove CUDA_VISIBLE_DEVICES from engine.env: the runtime chooses the GPU"),
-    _signature("arguments", r"error: unrecognized arguments|error: argument --\S+", "correct engine.args for this version of the engine"),
-    _signature("no-gpu", r"Failed to infer device type", "the container sees no GPU: run `gpufleet hosts check`"),
-    _signature("bfloat16", r"Bfloat16 is only supported on GPUs with compute capability", "add --dtype half to engine.args"),
-    _signature("quantization", r"quantization method \S+ is not supported for the current GPU", "choose a quantisation this GPU supports"),
-    _signature("driver", r"NVIDIA driver on your system is too old|unsatisfied condition: cuda>=|PTX was compiled with an unsupported toolchain|CUDA driver version is insufficient", "update the driver, or use an image built for an older CUDA"),
-    _signature("nvml-lost", r"Failed to initialize NVML", "the container lost its GPU: start it again"),
-    _signature("shared-memory", r"shared memory segment \S*nccl|No space left on device.*shm", "raise limits.shm, or leave it unset to share the host's"),
-    _signature("nccl", r"NCCL error in|ncclSystemError|ncclUnhandledCudaError", "set engine.env NCCL_DEBUG: INFO and look at the first NCCL warning"),
-    _signature("port", r"Address already in use|port is already allocated|bind: address already in use|Failed to bind port", "something else listens there: deploy again, or change the host's ports"),
-    _signature("gpu-driver", r'could not select device driver "[^"]*" with capabilities|unknown or invalid runtime name: nvidia|Unknown runtime specified nvidia', "install nvidia-container-toolkit, run `nvidia-ctk runtime configure`, restart the runtime"),
-    _signature("cdi", r"unresolvable CDI devices?", "run `nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml` on the host"),
-    _signature("gpu-unknown", r"device error: .*unknown device|unknown device", "that GPU or slice is gone: run `gpufleet hosts facts` and deploy again"),
-    _signature("rootless-cgroup", r"bpf_prog_query\(BPF_CGROUP_DEVICE\) failed", "use CDI, or set no-cgroups = true in the toolkit's configuration"),
-    _signature("driver-library", r"load library failed: libnvidia-ml|nvml error: (?:driver not loaded|driver/library version mismatch)", "reload or reinstall the driver on the host"),
-    _signature("runtime-socket", r"permission denied while trying to connect to the Docker", "add the SSH user to the docker group, or set become: auto"),
-    _signature("runtime-down", r"Cannot connect to the Docker daemon|Is the docker daemon running", "start the container runtime on the host"),
-    _signature("image-unknown", r"manifest unknown|manifest for \S+ not found|No such image|no matching manifest|pull access denied|repository does not exist", "check engine.image; the registry does not have it for this machine"),
-    _signature("registry-tls", r"server gave HTTP response to HTTPS client", "declare the registry as insecure on the host, or give it TLS"),
-    _signature("registry", r"dial tcp.*(?:connection refused|no such host|i/o timeout|server misbehaving|no route)|toomanyrequests|net/http: (?:request canceled|TLS handshake timeout)", "the host cannot reach the registry: check its network, or load the image by hand"),
-    _signature("disk", r"[Nn]o space left on device|is the disk full", "make room on the host's disk"),
-    _signature("name-taken", r"The container name .* is already in use", "another run left it behind: `gpufleet change list`"),
-    _signature("entrypoint", r"executable file not found in \$PATH|no such file or directory: unknown", "engine.image is no vLLM image"),
-    _signature("limit", r"Minimum memory limit allowed|[Rr]ange of CPUs is from", "correct the pool's limits"),
-)  # fmt: skip
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Diagnosis:
+    """What a log says.
 
-WRAPPERS = re.compile(
-    r"Engine core initialization failed|See root cause above|WorkerProc initialization failed|failed to be inspected|EngineDeadError"
-)
+    Attributes:
+        phase: how far the last life came; None when the log shows no start.
+        cause: None when no signature matches.
+        wrapper_skipped: whether wrapper errors were passed over on the way to the cause.
+        over: whether the cause comes after every phase of its life: nothing moved since.
+    """
 
-PHASES: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
-    (name, re.compile(pattern))
-    for name, pattern in (
-        ("started", r"vLLM (?:API )?server version"),
-        ("configured", r"non-default args"),
-        ("initialising", r"Initializing a V1 LLM engine"),
-        ("loading the model", r"Starting to load model"),
-        ("weights downloaded", r"Time spent downloading weights"),
-        ("loading shards", r"Loading \S+ checkpoint shards"),
-        ("weights read", r"Loading weights took"),
-        ("model loaded", r"Model loading took|Loading model weights took"),
-        ("compiling", r"Dynamo bytecode transform time"),
-        ("compiled", r"torch\.compile (?:takes|took)"),
-        ("measuring memory", r"Estimated CUDA graph memory|Available KV cache memory"),
-        ("cache ready", r"KV cache size:|Maximum concurrency for"),
-        ("graphs captured", r"Graph capturing finished"),
-        ("listening", r"Starting vLLM API server|Uvicorn running"),
-        ("up", r"Application startup complete"),
-    )
-)
-_PREFIX = re.compile(
-    r"^(?:\([\w-]+ pid=\d+\)\s*)?(?:(?:INFO|WARNING|ERROR|CRITICAL)\s+[\d-]+ [\d:.,]+\s*(?:\[[^\]]*\]\s*)?)?"
-)
-"""Process, level, time and place in front of what vLLM says."""
+    phase: Reached | None
+    cause: Cause | None
+    wrapper_skipped: bool
+    over: bool
 
-_SHARD = re.compile(r"(\d+)% Completed|(\d+)/(\d+)")
+    @property
+    def real_cause(self) -> Cause | None:
+        """The cause, unless it is only a wrapper or no failure by itself."""
+        return self.cause if self.cause is not None and self.cause.real else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Find:
+    """A line that a signature matches; finds are compared by rank, then place, then row of the table."""
+
+    rank: int
+    place: int
+    row: int
+    signature: Signature
+    line: Line
+
+    @property
+    def key(self) -> tuple[int, int, int]:
+        return self.rank, self.place, self.row
+
+
+def diagnose(log: str) -> Diagnosis:
+    """Everything that a log of any length and form says."""
+    text = plain(log)
+    phase = None
+    last = True
+    for begin, end in _lives(text):
+        reached = _reached(text, begin, end)
+        if last:
+            phase, last = reached, False
+            if reached is not None and reached.id == "ready":
+                begin = reached.place  # noqa: PLW2901  what it said before it came up did not stop it
+        found, wrapped = _first(text, begin, end)
+        if found is not None:
+            return Diagnosis(
+                phase=phase,
+                cause=_cause(found),
+                wrapper_skipped=wrapped and found.signature.kind is not Kind.WRAPPER,
+                over=reached is None or reached.place < found.place,
+            )
+        if phase is not None and phase.id == "ready":
+            break
+    return Diagnosis(phase=phase, cause=None, wrapper_skipped=False, over=False)
 
 
 def first_cause(log: str) -> Cause | None:
-    """The first line that names a cause; None when no signature matches."""
-    for line in log.splitlines():
-        if WRAPPERS.search(line):
-            continue
-        for signature in SIGNATURES:
-            if signature.pattern.search(line):
-                return Cause(signature.id, scrub(said(line)), signature.fix)
-    return None
-
-
-def said(line: str) -> str:
-    """A line of the log without process, level, time and place in front."""
-    return _PREFIX.sub("", line.strip())
+    """The first real cause; None when no signature matches, or only wrappers."""
+    return diagnose(log).real_cause
 
 
 def phase(log: str) -> str:
     """How far the start came, with the shard being loaded: changes while something moves, and only then."""
-    reached = ""
-    for line in log.splitlines():
-        for name, pattern in PHASES:
-            if pattern.search(line):
-                shard = _SHARD.search(line) if name == "loading shards" else None
-                reached = f"{name} {shard.group(0)}" if shard else name
-    return reached
+    text = plain(log)
+    reached = _reached(text, *next(_lives(text)))
+    return reached.told if reached else ""
 
 
-def tail(log: str, lines: int = 40, known: tuple[Secret[str], ...] = ()) -> str:
-    """The end of a log without anything that looks like a credential."""
-    return scrub("\n".join(log.splitlines()[-lines:]), known)
+def said(line: str) -> str:
+    """A line of the log without process, level, time and place in front."""
+    return read_line(plain(line)).text
+
+
+def _lives(text: str) -> Iterator[tuple[int, int]]:
+    """Where the lives of the container begin and end in its log, the last one first."""
+    begins = sorted(
+        {text.rfind("\n", max(0, at - BEFORE), at) + 1 or at for at in _all_of(text, VERSION.needles)}
+    )
+    begins = [0, *begins[1:]][-LIVES:]  # what stands before the first version belongs to the first life
+    yield from zip(reversed(begins), [len(text), *reversed(begins[1:])], strict=True)
+
+
+def _all_of(text: str, needles: tuple[str, ...]) -> Iterator[int]:
+    for needle in needles:
+        place = text.find(needle)
+        while place >= 0:
+            yield place
+            place = text.find(needle, place + len(needle))
+
+
+def _reached(text: str, begin: int, end: int) -> Reached | None:
+    """The furthest phase in a part of a log."""
+    for one in reversed(PHASES):
+        found = _last_of(one, text, begin, end)
+        if found is not None:
+            place, match = found
+            told = one.told.format(**match.groupdict())
+            if match.groupdict().get("tokens"):  # newer versions say both in one line
+                told = f"KV cache {match['tokens']} tokens"
+            return Reached(id=one.id, told=told, place=place)
+    return None
+
+
+def _last_of(one: Phase, text: str, begin: int, end: int) -> tuple[int, re.Match[str]] | None:
+    for needle in one.needles:
+        place = end
+        for _ in range(TRIES):
+            place = text.rfind(needle, begin, place)
+            if place < 0:
+                break
+            start = max(begin, text.rfind("\n", max(0, place - 200), place) + 1, place - 200)
+            match = one.pattern.search(text, start, min(end, place + 400))
+            if match is not None and "\n" not in match[0]:
+                return place, match
+    return None
+
+
+def _first(text: str, begin: int, end: int) -> tuple[_Find | None, bool]:
+    """The best find of a part of a log, and whether a wrapper stands in it too."""
+    finds: list[_Find] = []
+    wrapped = False
+    for row, one in enumerate(SIGNATURES):
+        for found in _finds(one, row, text, begin, end):
+            finds.append(found)
+            wrapped = wrapped or one.kind is Kind.WRAPPER
+    if not finds:
+        return None, False
+    best = min(finds, key=lambda found: found.key)
+    for found in sorted(finds, key=lambda found: found.place):
+        if best.signature.id in found.signature.narrows and _chained(text, best.place, found.place):
+            best = found
+            break
+    return best, wrapped
+
+
+def _chained(text: str, first: int, second: int) -> bool:
+    return first < second and any(text.find(words, first, second) >= 0 for words in _CHAINED)
+
+
+def _finds(one: Signature, row: int, text: str, begin: int, end: int) -> Iterator[_Find]:
+    """The first line of each weight that a signature matches."""
+    best: dict[Weight, tuple[int, Line]] = {}
+    for needle in one.needles:
+        for place, line in _lines_with(needle, text, begin, end):
+            seen = best.get(line.weight)
+            if (seen is None or place < seen[0]) and one.pattern.search(line.text):
+                best[line.weight] = place, line
+                if line.weight is Weight.FULL:
+                    break
+            elif seen is not None and place > seen[0] and line.weight is Weight.FULL:
+                break
+    for weight, (place, line) in best.items():
+        if weight is not Weight.NONE:
+            yield _Find(
+                rank=max(_ORDER[one.kind], weight.value), place=place, row=row, signature=one, line=line
+            )
+
+
+def _lines_with(needle: str, text: str, begin: int, end: int) -> Iterator[tuple[int, Line]]:
+    """Lines that hold a needle, with the place of their beginning; of one line at most `TRIES` finds."""
+    place, start, looked, tries = text.find(needle, begin, end), begin, begin, 0
+    while place >= 0:
+        newline = text.rfind("\n", looked, place)  # from the find before on, so that no text is read twice
+        start, tries = (start, tries + 1) if newline < 0 else (newline + 1, 1)
+        yield start, line_at(text, place)
+        looked = place + len(needle)
+        if tries >= TRIES or place - start < BEFORE // 2:
+            newline = text.find("\n", looked, end)
+            looked = newline if newline >= 0 else end
+        place = text.find(needle, looked, end)
+
+
+def _cause(found: _Find) -> Cause:
+    one = found.signature
+    return Cause(id=one.id, line=shown(found.line.text), fix=one.fix, kind=one.kind, error=found.line.error)
