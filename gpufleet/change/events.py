@@ -124,20 +124,31 @@ class Progress:
     text: str
 
 
-Observer: TypeAlias = Callable[[Step | None, Event | Progress], None]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Begun:
+    """A run is about to be driven; told to observers, never journaled. `done`: steps that earlier processes did."""
+
+    steps: tuple[Step, ...]
+    done: frozenset[StepId]
+
+
+Told: TypeAlias = Event | Progress | Begun
+"""What an observer hears."""
+
+Observer: TypeAlias = Callable[[Step | None, Told], None]
 """Told after the journal has the event, from several threads. What it raises is dropped."""
 
 
 def harmless(observer: Observer) -> Observer:
     """The same observer, unable to stop a run: a terminal that closed must not end the rollback it started."""
 
-    def tell(step: Step | None, event: Event | Progress) -> None:
+    def tell(step: Step | None, event: Told) -> None:
         with suppress(Exception):
             observer(step, event)
 
     return tell
 
 
-def silent(step: Step | None, event: Event | Progress) -> None:
+def silent(step: Step | None, event: Told) -> None:
     """An observer that says nothing."""
     del step, event

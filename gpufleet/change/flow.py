@@ -19,7 +19,7 @@ from typing import TypeAlias, TypeVar
 
 from gpufleet.change.acts import Hands
 from gpufleet.change.apply import Interpreter, Outcome
-from gpufleet.change.events import Ending, Goal, Observer, Reopened, harmless, silent
+from gpufleet.change.events import Begun, Ending, Goal, Observer, Reopened, harmless, silent
 from gpufleet.change.leases.lease import HEARTBEAT, Holder
 from gpufleet.change.leases.lease_keeper import Audit, LeaseKeeper, show
 from gpufleet.change.machine import IllegalEvent, State, evolve, opened
@@ -231,6 +231,8 @@ def _drive(state: State, site: _Site) -> Change:
         publish=lambda: site.on_commit(keeper.run, plan.context),
         forks=tools.forks,
     )
+    done = frozenset(step.id for step in plan.steps if state.phase_of(step.id) is Phase.DONE)
+    observer(None, Begun(steps=tuple(plan.steps), done=done))
     try:
         outcome = interpreter.run()
     finally:

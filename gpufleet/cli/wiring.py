@@ -72,14 +72,15 @@ def fleet_tools(settings: Settings) -> Iterator[Tools]:
     from gpufleet.remote.kept import KeptTransport
 
     inventory = load_inventory(settings)
+    clock = SystemClock()
     with closing(KeptTransport(transport(inventory, settings))) as sessions:
         change = ChangeTools(
             transport=sessions,
-            clock=SystemClock(),
+            clock=clock,
             predicates={},
             state_dir=settings.state_dir,
             operator=progress.operator(),
-            observer=progress.tell,
+            observer=progress.Narrator(clock),
             forks=settings.forks,
         )
         yield Tools.of(inventory, change, warn)
