@@ -21,7 +21,8 @@ from tests.real.machine import run
 
 CACHE = Path(os.environ.get("GPUFLEET_REAL_CACHE", "/var/cache/gpufleet-real"))
 HOST_FILES = Path(__file__).parent / "host_files"
-RELEASE = os.environ.get("GPUFLEET_REAL_RELEASE", "trixie")
+RELEASES = tuple(os.environ.get("GPUFLEET_REAL_RELEASES", "trixie,trixie,bookworm").split(","))
+"""Debian's release on the hosts of each trio, so Docker 26.1 and 20.10, OpenSSH 10.0 and 9.2; the last for all further."""
 
 PACKAGES = (
     "openssh-server", "sudo", "iproute2", "iptables", "docker.io", "ca-certificates", "curl", "procps", "fish", "tcsh",
@@ -72,22 +73,27 @@ NO_PENALTIES = "PerSourcePenalties no\n"
 """From OpenSSH 9.8 a few refused logins ban their source address, here the whole machine, for the tests after them."""
 
 
-def recipe_hash() -> str:
+def release_of(number: int) -> str:
+    """The release on a host; the registry is on the first one."""
+    return RELEASES[min(max(0, number - 1) // 3, len(RELEASES) - 1)]
+
+
+def recipe_hash(release: str) -> str:
     """A name for this recipe: packages, accounts, configuration and the files put into the tree."""
     digest = hashlib.sha256()
-    digest.update(json.dumps([RELEASE, _packages(), SSHD_CONFIG, NO_PENALTIES]).encode())
+    digest.update(json.dumps([release, _packages(release), SSHD_CONFIG, NO_PENALTIES]).encode())
     digest.update(repr(USERS).encode())
     digest.update(inspect.getsource(_furnish).encode())
     return digest.hexdigest()[:12]
 
 
-def _packages() -> list[str]:
-    return sorted((*PACKAGES, *PACKAGES_OF_RELEASE.get(RELEASE, ())))
+def _packages(release: str) -> list[str]:
+    return sorted((*PACKAGES, *PACKAGES_OF_RELEASE.get(release, ())))
 
 
-def tree() -> Path:
+def tree(release: str) -> Path:
     """Where the base tree stands, built or not."""
-    return CACHE / f"base-{RELEASE}-{recipe_hash()}"
+    return CACHE / f"base-{release}-{recipe_hash(release)}"
 
 
 @contextmanager
@@ -99,20 +105,20 @@ def cache_lock() -> Iterator[None]:
         yield
 
 
-def build() -> Path:
+def build(release: str) -> Path:
     """The base tree, built when it is not there yet (20 to 60 s). A broken build leaves nothing behind."""
-    wanted = tree()
+    wanted = tree(release)
     with cache_lock():
         if wanted.exists():
             return wanted
-        for old in CACHE.glob(f"base-{RELEASE}-*"):
+        for old in CACHE.glob(f"base-{release}-*"):
             shutil.rmtree(old, ignore_errors=True)
-        partial = CACHE / f"base-{RELEASE}-{recipe_hash()}.partial"
+        partial = wanted.with_name(f"{wanted.name}.partial")
         run(
-            "mmdebstrap", "--variant=minbase", f"--include={','.join(_packages())}",
+            "mmdebstrap", "--variant=minbase", f"--include={','.join(_packages(release))}",
             "--dpkgopt=path-exclude=/usr/share/man/*", "--dpkgopt=path-exclude=/usr/share/doc/*",
             "--dpkgopt=path-exclude=/usr/share/locale/*",
-            RELEASE, partial, _mirror(), timeout=600,
+            release, partial, _mirror(), timeout=600,
         )  # fmt: skip
         _furnish(partial)
         partial.rename(wanted)

@@ -32,6 +32,8 @@ class Fleet:
 
     Attributes:
         images: reference by digest for each tag that the registry holds.
+        trees: the base tree of each release that a host runs.
+        docker_disks: for each release a Docker disk that holds the engine's image already.
         took: seconds of each phase of getting up, for the report at the end.
     """
 
@@ -39,27 +41,30 @@ class Fleet:
     hosts: dict[str, RealHost] = field(default_factory=dict)
     images: dict[str, str] = field(default_factory=dict)
     took: dict[str, float] = field(default_factory=dict)
-    base_tree: Path = Path()
-    docker_disk: Path | None = None
+    trees: dict[str, Path] = field(default_factory=dict)
+    docker_disks: dict[str, Path] = field(default_factory=dict)
 
     # --- up and down -----------------------------------------------------------------------------------------
 
     def up(self, amount: int, *, images: bool = True) -> None:
         """Get everything: base tree, image, registry, hosts; the slow parts come from the cache when they are there."""
-        with self._phase("base tree"):
-            self.base_tree = base.build()
+        releases = sorted({base.release_of(number) for number in range(amount + 1)})
+        with self._phase("base trees"):
+            self.trees = {release: base.build(release) for release in releases}
         self._lay_out()
         if images:
             with self._phase("images"):
-                built = image_build.build(self.base_tree)
+                built = image_build.build(self._tree(self.registry))
             with self._phase("registry"):
-                self.registry.power_on(self.base_tree, None)
+                self.registry.power_on(self._tree(self.registry), None)
                 self.registry.wait_ready()
                 self.images = {
                     tag: image_build.push(image, self.site.registry) for tag, image in built.items()
                 }
-            with self._phase("docker disk"):
-                self.docker_disk = self._template(built["v0.11.2"])
+            with self._phase("docker disks"):
+                self.docker_disks = {
+                    release: self._template(release, built["v0.11.2"]) for release in releases
+                }
         with self._phase("hosts"):
             self.add_hosts(range(1, amount + 1))
         self.write_client_files()
@@ -117,26 +122,30 @@ class Fleet:
         self.hosts |= {host.name: host for host in sorted(new, key=lambda host: host.number)}
 
     def _start(self, host: RealHost) -> None:
-        host.power_on(self.base_tree, self.docker_disk)
+        host.power_on(self._tree(host), self.docker_disks.get(base.release_of(host.number)))
         host.wait_ready()
+
+    def _tree(self, host: RealHost) -> Path:
+        return self.trees[base.release_of(host.number)]
 
     def restart(self, host: RealHost) -> None:
         """Power on again after a power-off: same disks, same keys, same address."""
         if not host.is_on:
             self._start(host)
 
-    def _template(self, image: image_build.Image) -> Path:
+    def _template(self, release: str, image: image_build.Image) -> Path:
         """A Docker disk that already holds the engine's image; each host gets a copy.
 
         Cached by what it is made of. A stopped engine's `image` and `overlay2` folders are all that it needs.
         """
-        wanted = base.CACHE / f"docker-{self.base_tree.name}-{image.digest[7:19]}.img"
+        tree = self.trees[release]
+        wanted = base.CACHE / f"docker-{tree.name}-{image.digest[7:19]}.img"
         if wanted.exists():
             return wanted
-        for old in base.CACHE.glob("docker-*.img"):
+        for old in base.CACHE.glob(f"docker-base-{release}-*.img"):
             old.unlink()
         maker = RealHost(self.site, 99)
-        maker.power_on(self.base_tree, None)
+        maker.power_on(tree, None)
         maker.wait_ready()
         maker.inside("docker", "pull", "-q", self.images[image.tag], timeout=120)
         maker.shell(

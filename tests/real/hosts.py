@@ -102,7 +102,7 @@ class RealHost:
         """Start it with new or, after a power-off, its own old disks; returns before its services answer."""
         self.directory.mkdir(parents=True, exist_ok=True)
         self._make_disks(docker_disk)
-        self._make_seed()
+        self._make_seed(base)
         self._plug_in()
         enter = "".join(
             f"echo $$ > {folder}/cgroup.procs; " for folder in cgroups.create(self.site.name, self.name)
@@ -282,11 +282,12 @@ class RealHost:
         else:
             run("cp", "--sparse=always", docker_disk, wanted)
 
-    def _make_seed(self) -> None:
+    def _make_seed(self, base: Path) -> None:
         folder = self.directory / "seed"
         if not folder.exists():
             seed.make(
                 folder,
+                base=base,
                 name=self.name,
                 address=self.address,
                 registry=self.site.registry,

@@ -9,7 +9,7 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.real.base import HOST_FILES, USERS, tree
+from tests.real.base import HOST_FILES, USERS
 from tests.real.machine import run
 
 REGISTRY_CONFIG = """\
@@ -31,9 +31,16 @@ def may_raise_limits() -> bool:
 
 
 def make(
-    seed: Path, *, name: str, address: str, registry: str, public_key: str, gpus: Sequence[tuple[str, str]]
+    seed: Path,
+    *,
+    base: Path,
+    name: str,
+    address: str,
+    registry: str,
+    public_key: str,
+    gpus: Sequence[tuple[str, str]],
 ) -> None:
-    """Fill `seed`; `gpus` are pairs of UUID and the lab's key of the board."""
+    """Fill `seed` for a host on the tree `base`; `gpus` are pairs of UUID and the lab's key of the board."""
     for folder in ("etc/ssh", "etc/docker", "usr/local/sbin", "usr/bin"):
         (seed / folder).mkdir(parents=True)
     key = seed / "etc/ssh/ssh_host_ed25519_key"
@@ -63,7 +70,7 @@ def make(
     for program in ("nvidia-smi", "nvidia-ctk", "nvidia-container-runtime-hook"):
         shutil.copy(HOST_FILES / program, seed / "usr/bin" / program)
     _give_double(seed / "usr/local/lib/double")
-    _authorize(seed, public_key)
+    _authorize(seed, base, public_key)
 
 
 def _give_double(place: Path) -> None:
@@ -74,11 +81,10 @@ def _give_double(place: Path) -> None:
     shutil.copy(package / "__init__.py", place / "gpufleet/__init__.py")
 
 
-def _authorize(seed: Path, public_key: str) -> None:
+def _authorize(seed: Path, base: Path, public_key: str) -> None:
     """Let the suite's key into every account."""
-    accounts = {
-        line.split(":")[0]: line.split(":") for line in (tree() / "etc/passwd").read_text().splitlines()
-    }
+    lines = (base / "etc/passwd").read_text().splitlines()
+    accounts = {line.split(":")[0]: line.split(":") for line in lines}
     for user in USERS:
         keys = seed / "home" / user.name / ".ssh"
         keys.mkdir(parents=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.real import faults, snapshot
+from tests.real import base, faults, snapshot
 from tests.real.fleet import Fleet, leftovers, only_one, sweep
 from tests.real.hosts import Site
 from tests.real.machine import Failed, run, until
@@ -23,6 +23,13 @@ def test_each_host_answers_by_its_own_name_and_its_own_docker(fleet: Fleet) -> N
     engines = {fleet.ssh(name, "docker info --format '{{.ID}}'").strip() for name in fleet.hosts}
     assert names == {name: name for name in fleet.hosts}
     assert len(engines) == len(fleet.hosts)
+
+
+def test_each_trio_runs_the_docker_of_its_release(fleet: Fleet) -> None:
+    versions = {"trixie": "26.1", "bookworm": "20.10"}
+    asked = "docker version --format '{{.Server.Version}}'"
+    for name, host in fleet.hosts.items():
+        assert fleet.ssh(name, asked).startswith(f"{versions[base.release_of(host.number)]}."), name
 
 
 def test_a_container_gets_the_gpu_it_was_given_and_serves(fleet: Fleet) -> None:
