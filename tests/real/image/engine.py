@@ -17,6 +17,7 @@ word (`crash 0.12.0`) leaves engines of other versions alone:
     exit-after-ready  becomes ready, then exits 1 some 0.3 s later
     leak          prints its environment's secrets, as a careless library does, and exits 1
     slow          as ok, but ready only after 3 s
+    tardy         as ok, but from its third completion on the first token comes a second late
     stubborn      as ok, but ignores SIGTERM
 """
 
@@ -153,6 +154,8 @@ class Exchange(BaseHTTPRequestHandler):
     def complete(self, wish, chat):
         if BEHAVIOUR == "mute":
             time.sleep(3600)
+        if BEHAVIOUR == "tardy" and counts["finished"] >= 2:
+            time.sleep(1)
         amount = int(wish.get("max_tokens") or wish.get("max_completion_tokens") or 16)
         tokens = ["!" if BEHAVIOUR == "garbage" else WORDS[number % len(WORDS)] for number in range(amount)]
         prompt = len(json.dumps(wish.get("messages") or wish.get("prompt") or "")) // 4 + 1
