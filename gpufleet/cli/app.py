@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 GROUPS = {
     "inventory": "Read and check the inventory file.",
     "hosts": "List hosts, read their facts, say what is wrong and how to mend it.",
-    "models": "List the models of the catalogue, show one, and tell whether it fits.",
+    "models": "List the models of the catalogue, show one, tell whether it fits, and stage its weights.",
     "pool": "Deploy pools of replicas as one change, show and change them.",
     "change": "List, resume and undo runs; take over a lease.",
     "proxy": "Serve pools at one OpenAI-compatible address.",

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from gpufleet.cli import models_stage
 from gpufleet.cli.console import Answer, finish, table
 from gpufleet.cli.settings import current
 from gpufleet.errors import UsageError
@@ -191,3 +192,6 @@ def _inventory() -> Inventory | None:
     if settings.inventory is None and not Path("inventory.yaml").exists():
         return None
     return wiring.load_inventory(settings)
+
+
+models_stage.register(app)

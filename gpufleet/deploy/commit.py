@@ -115,6 +115,8 @@ def finish_commit(store: PoolStore) -> OnCommit:
                 name = context["pool"]
                 store.publish(lambda table: membership.without_pool(table, name))
                 store.forget(PoolName(name))
+            case "models-stage":
+                pass  # weights on hosts are known by being there
             case "retire":
                 pass  # what it removes was unpublished before it began
             case other:

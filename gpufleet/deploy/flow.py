@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from gpufleet.change.flow import Change, run_change
 from gpufleet.change.model import Plan
@@ -22,6 +23,9 @@ from gpufleet.deploy.plan import DeployPlan, Wish, make
 from gpufleet.deploy.replicas import Present, replicas_of
 from gpufleet.deploy.retire import copy_routes, retire, try_again
 from gpufleet.deploy.rows import explain, rows, served
+from gpufleet.deploy.staging.steps import Staging
+from gpufleet.deploy.staging.survey import prepare as prepare_staging
+from gpufleet.deploy.staging.wish import source_of
 from gpufleet.deploy.survey import glance, preflight, survey
 from gpufleet.deploy.tools import (
     Done,
@@ -34,6 +38,8 @@ from gpufleet.deploy.tools import (
 )
 from gpufleet.errors import FleetError
 from gpufleet.hosts.model import HostFacts, Known
+from gpufleet.inventory.model import Host
+from gpufleet.inventory.secrets import resolve
 from gpufleet.inventory.select import select
 from gpufleet.names import HostName, RunId
 from gpufleet.pools import membership, record
@@ -96,7 +102,15 @@ def prepare(
     preflight(chosen, facts)
     run = journal_file.new_run_id(tools.change.clock)
     revision = _next_revision(known, replicas_of(pool.name, facts.values()))
-    wish = Wish(pool=pool, run=run, revision=revision, engine=tools.engine, key=key, command=command)
+    wish = Wish(
+        pool=pool,
+        run=run,
+        revision=revision,
+        engine=tools.engine,
+        key=key,
+        command=command,
+        staging=staging_of(tools, pool, chosen),
+    )
     plan = make(wish, chosen, facts)
     if not plan.start and known is not None:
         revision = known.revision
@@ -107,6 +121,28 @@ def prepare(
         facts=facts,
         routes_change=_routes_differ(tools, plan, key.reference),
         key=key,
+    )
+
+
+def staging_of(tools: Tools, pool: Pool, hosts: Sequence[Host]) -> Staging | None:
+    """The weights that the pool's hosts need first, found at their source; None when they are there already.
+
+    Raises:
+        PreflightFailed: the source refuses, or a host has no room.
+    """
+    if pool.staging is None:
+        return None
+    base = Path(tools.inventory.path).parent
+    return prepare_staging(
+        source_of(pool.staging, lambda reference: resolve(reference, base)),
+        tuple(host.name for host in hosts),
+        store=pool.staging.store,
+        shared=pool.staging.shared,
+        verify=False,
+        transport=tools.change.transport,
+        clock=tools.change.clock,
+        forks=tools.change.forks,
+        warn=tools.warn,
     )
 
 

@@ -24,6 +24,8 @@ from gpufleet.deploy.commands import Dialect
 from gpufleet.deploy.placement.api import Demand, Placement, TooFew, placers
 from gpufleet.deploy.placement.slots import HOLDING, Taken, find, free_ports
 from gpufleet.deploy.replicas import LABEL, New, Present, endpoint, endpoint_of, replicas_of
+from gpufleet.deploy.staging.steps import Staging, staged_first
+from gpufleet.deploy.staging.wish import served_from
 from gpufleet.deploy.steps import Launch, bring_up
 from gpufleet.engine.model import Engine, EngineContainer
 from gpufleet.engine.vllm import devices_of
@@ -43,6 +45,7 @@ class Wish:
         key: the engines' key; None starts them without one.
         revision: number of the commit this will be.
         command: as typed, for `change list`.
+        staging: weights that are brought to the hosts first, or None.
     """
 
     pool: Pool
@@ -51,6 +54,7 @@ class Wish:
     engine: Engine
     key: Secret[str] | None
     command: str
+    staging: Staging | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +103,8 @@ def make(wish: Wish, hosts: Sequence[Host], facts: Mapping[HostName, HostFacts])
 
 
 def _container(wish: Wish) -> EngineContainer:
-    return wish.engine.container(wish.pool, key=wish.key, devices=devices_of(wish.pool))
+    pool = served_from(wish.pool, wish.staging.path) if wish.staging is not None else wish.pool
+    return wish.engine.container(pool, key=wish.key, devices=devices_of(pool))
 
 
 def spec_of(wish: Wish) -> str:
@@ -319,6 +324,8 @@ def _assembled(
     )
     making_room = tuple(one for one in gone if one.container.id in stopped)
     steps = bring_up(launch, declared, dialects, start, making_room)
+    if wish.staging is not None:
+        steps = staged_first(wish.staging.steps(sorted({one.host for one in start}), wish.run), steps)
     return DeployPlan(
         pool=pool,
         spec=launch.spec,

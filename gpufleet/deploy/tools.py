@@ -13,9 +13,11 @@ from gpufleet.change.flow import Tools as ChangeTools
 from gpufleet.change.model import Plan
 from gpufleet.change.records import journal_file
 from gpufleet.change.records.document import Resolve
+from gpufleet.clock import SystemClock
 from gpufleet.deploy.footing import footing, moved
 from gpufleet.deploy.gate import PREDICATES
 from gpufleet.deploy.plan import fingerprint
+from gpufleet.deploy.staging import ask, looks, s3
 from gpufleet.deploy.survey import survey
 from gpufleet.engine.model import Engine
 from gpufleet.engine.vllm import Vllm
@@ -51,7 +53,7 @@ class Tools:
         cls, inventory: Inventory, change: ChangeTools, warn: Callable[[str], None] = lambda _line: None
     ) -> Tools:
         """With our predicates, and the store in the change's state directory."""
-        known = replace(change, predicates={**change.predicates, **PREDICATES})
+        known = replace(change, predicates={**change.predicates, **PREDICATES, **looks.PREDICATES})
         return cls(
             inventory=inventory, change=known, store=PoolStore(change.state_dir, change.clock), warn=warn
         )
@@ -154,6 +156,8 @@ def resolver(inventory: Inventory, goal: Goal) -> Resolve:
 
     def follow(reference: str) -> Secret[str]:
         try:
+            if s3.REFERENCE.fullmatch(reference):
+                return ask.sign_again(reference, follow, SystemClock().now())
             return resolve(reference, base)
         except SecretUnresolved:
             if goal is Goal.UNDO:

@@ -25,6 +25,7 @@ from gpufleet.pools.model import (
     Pool,
     SliceWish,
 )
+from gpufleet.pools.weights_document import Weights, check_weights, weights_of, weights_written
 from gpufleet.redact import Secret, scrub
 
 Text = Annotated[str, Meta(min_length=1)]
@@ -107,7 +108,7 @@ class PoolDocument(_Shape, frozen=True, kw_only=True):
     hosts: Text | list[Text] = "all"
     slice: SliceDocument = SliceDocument()
     engine: EngineDocument = EngineDocument()
-    weights: Text | None = None
+    weights: Weights | None = None
     strategy: Literal["all-at-once"] = "all-at-once"
     gate: GateDocument = GateDocument()
     limits: LimitsDocument = LimitsDocument()
@@ -131,6 +132,7 @@ def to_model(source: Located, problems: Problems, name: str = "") -> Pool | None
         return None
     _check_name(source, document, problems, name)
     _check_words(source, document, problems)
+    check_weights(source.at("weights"), document.weights, problems)
     _check_slice(source, document, problems)
     _check_environment(source, document, problems)
     _check_limits(source, document, problems)
@@ -181,7 +183,7 @@ def from_model(pool: Pool) -> dict[str, Any]:
             version=pool.engine.version,
             lint="warn" if pool.engine.lint == "warn" else "strict",
         ),
-        weights=pool.weights,
+        weights=weights_written(pool.weights, pool.staging),
         gate=GateDocument(
             stall=pool.gate.stall, within=pool.gate.within, every=pool.gate.every, prompt=pool.gate.prompt
         ),
@@ -216,6 +218,7 @@ def _written(value: str | Secret[str]) -> str:
 def _built(document: PoolDocument, name: str) -> Pool:
     wish = document.slice
     limits = document.limits
+    directory, staging = weights_of(document.weights)
     return Pool(
         name=PoolName(name or document.pool or ""),
         model=document.model,
@@ -231,7 +234,8 @@ def _built(document: PoolDocument, name: str) -> Pool:
             version=str(document.engine.version),
             lint=document.engine.lint,
         ),
-        weights=document.weights,
+        weights=directory,
+        staging=staging,
         gate=GateWish(
             stall=document.gate.stall,
             within=document.gate.within,
@@ -296,7 +300,6 @@ def _check_words(source: Located, document: PoolDocument, problems: Problems) ->
     texts = [
         ("model", document.model),
         ("served_name", document.served_name),
-        ("weights", document.weights or ""),
     ]
     for key, text in texts:
         if text.startswith("-"):
@@ -305,8 +308,6 @@ def _check_words(source: Located, document: PoolDocument, problems: Problems) ->
             problems.add(source.at(key), f"`{key}` contains a control character")
         if len(text.encode()) > WORD:
             problems.add(source.at(key), f"`{key}` is longer than {WORD // 1024} KiB")
-    if document.weights and (not document.weights.startswith("/") or set(document.weights) & set(',"')):
-        problems.add(source.at("weights"), "`weights` is an absolute path without commas and double quotes")
     image = document.engine.image
     if image and not _IMAGE.fullmatch(image):
         problems.add(source.at("engine", "image"), f"`{scrub(image)}` is no image reference")

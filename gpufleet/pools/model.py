@@ -83,6 +83,33 @@ class Member:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WeightsWish:
+    """Where weights come from, when they are brought to each host before an engine starts.
+
+    Attributes:
+        source: `hf://ORG/NAME[@REVISION]` or `s3://BUCKET/PREFIX`.
+        endpoint: address of another hub or S3 service.
+        token: of the hub.
+        access_key, secret_key, session_token: of the S3 service.
+        store: directory on the hosts, absolute or below `~/`; empty for the default.
+        shared: every host sees the same store.
+        include, exclude: shell patterns of paths.
+    """
+
+    source: str
+    endpoint: str = ""
+    region: str = ""
+    token: Secret[str] | None = None
+    access_key: Secret[str] | None = None
+    secret_key: Secret[str] | None = None
+    session_token: Secret[str] | None = None
+    store: str = ""
+    shared: bool = False
+    include: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Pool:
     """What an operator wants served.
 
@@ -91,6 +118,7 @@ class Pool:
         served_name: the name clients use; `model` when empty.
         hosts: a selector.
         weights: directory on the host that is mounted read-only at the same path, or None.
+        staging: where weights are brought from before an engine starts, or None.
         kv_offload: GiB of the host's memory that hold KV cache of one replica, all its GPUs together.
         hosts_at: where the selector was written, `file:line`; for messages alone.
         written_at: where other parts were written, by their names (`kv_offload`, `engine.env.HF_TOKEN`).
@@ -105,6 +133,7 @@ class Pool:
     slice: SliceWish = field(default_factory=SliceWish)
     engine: EngineWish = field(default_factory=EngineWish)
     weights: str | None = None
+    staging: WeightsWish | None = None
     gate: GateWish = field(default_factory=GateWish)
     limits: Limits = field(default_factory=Limits)
     kv_offload: float | None = None

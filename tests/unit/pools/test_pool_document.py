@@ -66,6 +66,35 @@ def test_written_back_it_is_the_same(tmp_path):
     assert "hf_" not in str(from_model(pool))
 
 
+SOURCES = [
+    "hf://Qwen/Qwen3-8B@main",
+    {
+        "from": "s3://models/qwen",
+        "endpoint": "https://s3.local:9000",
+        "access_key": "${env:A}",
+        "secret_key": "${env:S}",
+    },
+    {
+        "from": "hf://Qwen/Qwen3-8B",
+        "token": "${env:HF_TOKEN}",
+        "store": "~/models",
+        "shared": True,
+        "exclude": ["*.md"],
+    },
+]
+
+
+@pytest.mark.parametrize("weights", SOURCES, ids=["hub", "s3", "hub with all"])
+def test_a_source_of_weights_is_written_back_as_it_was(weights):
+    problems = Problems()
+    pool = to_model(Located.of({"pool": "chat", "model": "m", "weights": weights}), problems)
+    assert not problems.rows
+    assert pool is not None
+    assert pool.staging is not None
+    assert pool.weights is None
+    assert from_model(pool)["weights"] == weights
+
+
 MISTAKES = [
     ("pool: chat\n", 1, "`model` is missing"),
     ("pool: chat\nmodel: m\nreplica: 3\n", 3, "unknown field `replica`"),
@@ -82,6 +111,11 @@ MISTAKES = [
     ('pool: chat\nmodel: m\nengine:\n  env:\n    A: "x\\ny"\n', 5, "line break"),
     ("pool: chat\nmodel: m\nengine:\n  env:\n    HF_TOKEN: plain-text\n", 5, "secret in plain text"),
     ("pool: chat\nmodel: m\nweights: models\n", 3, "absolute path"),
+    ("pool: chat\nmodel: m\nweights: ftp://x\n", 3, "absolute path"),
+    ("pool: chat\nmodel: m\nweights: s3://UPPER\n", 3, "no source of weights"),
+    ("pool: chat\nmodel: m\nweights:\n  from: /models\n", 4, "no source of weights"),
+    ("pool: chat\nmodel: m\nweights:\n  from: hf://a/b\n  token: plain\n", 5, "secret in plain text"),
+    ("pool: chat\nmodel: m\nweights:\n  from: s3://bucket\n  store: x\n", 5, "absolute path"),
     ("pool: chat\nmodel: m\nlimits:\n  memory: lots\n", 4, "no limit"),
     ("pool: chat\nmodel: m\nmembers:\n  gpu-01: {weight: 2}\n", 4, "no replica"),
 ]

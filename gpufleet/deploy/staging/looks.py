@@ -1,0 +1,79 @@
+"""What hosts say of their stores, and what that means."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from gpufleet.change.model import CannotTell, Fails, Holds, Predicate, Verdict, Waits
+from gpufleet.deploy.staging.model import HostStore
+from gpufleet.remote.result import Exit
+
+_STATES = frozenset({"complete", "partial", "absent", "foreign"})
+
+
+def whole(answer: Exit, data: tuple[str, ...]) -> Verdict:
+    """Whether a revision is whole in the store; `data` is its directory."""
+    state = answer.stdout.split()
+    if not answer.ok or not state:
+        return CannotTell(answer.stderr.strip() or "the store could not be looked at")
+    if state[0] == "complete":
+        return Holds()
+    place = data[0] if data else "the weights"
+    if state[0] == "other":
+        return Fails(f"{place} is being written by {' '.join(state[1:]) or 'somebody else'}", "run it again")
+    return Fails(f"{place} is not whole", "run it again: it goes on where it was")
+
+
+def seen(answer: Exit, data: tuple[str, ...]) -> Verdict:
+    """Whether a revision that another host wrote is seen here; a shared file system may take a minute to show it."""
+    verdict = whole(answer, data)
+    return Waits(reason=verdict.reason) if isinstance(verdict, Fails) else verdict
+
+
+def no_partial(answer: Exit, data: tuple[str, ...]) -> Verdict:
+    """Whether nothing of a broken copy of ours is left."""
+    del data
+    state = answer.stdout.split()
+    if not answer.ok or not state:
+        return CannotTell(answer.stderr.strip() or "the store could not be looked at")
+    return Fails("a partial copy is left") if state[0] == "partial" else Holds()
+
+
+PREDICATES: Mapping[str, Predicate] = {
+    "weights-whole": whole,
+    "weights-seen": seen,
+    "no-partial-weights": no_partial,
+}
+
+
+def read_survey(text: str) -> HostStore | None:
+    """The answer of the survey; None when it is not one."""
+    words: dict[str, str] = {}
+    lacks = []
+    for line in text.splitlines():
+        key, _, value = line.partition(" ")
+        if key == "lacks":
+            lacks.append(value)
+        elif key:
+            words.setdefault(key, value)
+    state, _, kib = words.get("state", "").partition(" ")
+    if state not in _STATES or not words.get("path", "").startswith("/"):
+        return None
+    return HostStore(
+        path=words["path"],
+        state=state,
+        partial_kib=int(kib) if kib.isdigit() else 0,
+        free_kib=_free(words.get("free", "")),
+        lacks=tuple(lacks),
+        writable=words.get("writable") == "yes",
+        writer=words.get("writer", ""),
+    )
+
+
+def _free(row: str) -> int | None:
+    """Available KiB in the last row of `df -Pk`; None when there was none."""
+    cells = row.split()
+    for at, cell in enumerate(cells):
+        if cell.endswith("%") and cell[:-1].isdigit() and at >= 3 and cells[at - 1].lstrip("-").isdigit():
+            return max(0, int(cells[at - 1]))
+    return None
