@@ -53,7 +53,7 @@ from tests.kit.shell_hosts import ShellHosts
 from tests.unit.hosts.answers import INFO, recorded
 
 EXAMPLES = settings().max_examples
-ENDINGS = {"committed", "refused", "rolled-back", "unplaceable", "preflight", "usage"}
+ENDINGS = {"committed", "document", "refused", "rolled-back", "unplaceable", "preflight", "usage"}
 IMAGE = "vllm/vllm-openai:v0.20.0"
 LATEST = "vllm/vllm-openai:latest"
 GATE = {"within": 300, "stall": 120}
