@@ -19,6 +19,7 @@ GROUPS = {
     "hosts": "List hosts, read their facts, say what is wrong and how to mend it.",
     "models": "List the models of the catalogue, show one, tell whether it fits, and stage its weights.",
     "pool": "Deploy pools of replicas as one change, show and change them.",
+    "mig": "Show how GPUs are cut into MIG slices, and plan another layout.",
     "change": "List, resume and undo runs; take over a lease.",
     "proxy": "Serve pools at one OpenAI-compatible address.",
     "token": "Make, list, rotate and revoke bearer tokens.",

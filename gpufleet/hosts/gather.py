@@ -10,8 +10,8 @@ from gpufleet.clock import Clock
 from gpufleet.errors import FleetError, HostUnreachable
 from gpufleet.hosts import nvml
 from gpufleet.hosts.compose import compose
-from gpufleet.hosts.model import HostFacts, Symptom, Unknown
-from gpufleet.hosts.probes import script
+from gpufleet.hosts.model import Fact, HostFacts, Symptom, Unknown
+from gpufleet.hosts.probes import mig_tables, script
 from gpufleet.hosts.probes.system import pairs
 from gpufleet.inventory.model import Become, Connection, Host
 from gpufleet.names import HostName
@@ -53,6 +53,25 @@ def facts_of(transport: Transport, host: Host, *, clock: Clock) -> HostFacts:
     with closing(transport.open(host.name)) as session:
         facts = ask(session, host, clock=clock)
     return _with_nvml(facts) if host.connection is Connection.LOCAL else facts
+
+
+def gather_offers(
+    transport: Transport, hosts: Sequence[HostName], *, forks: int = DEFAULT_FORKS
+) -> Mapping[HostName, Fact[Mapping[int, tuple[mig_tables.Offer, ...]]]]:
+    """What each host's GPUs can be cut into, by GPU index; Unknown with the reason where it could not be read."""
+
+    def look(name: HostName) -> Fact[Mapping[int, tuple[mig_tables.Offer, ...]]]:
+        with closing(transport.open(name)) as session:
+            answer = session.run(mig_tables.COMMAND)
+        if isinstance(answer, Lost):
+            return Unknown(answer.reason)
+        return mig_tables.offers(script.parse(answer.stdout, answer.stderr))
+
+    outcomes = fanout(tuple(hosts), look, forks=forks)
+    return {
+        name: Unknown(outcome.summary) if isinstance(outcome, FleetError) else outcome
+        for name, outcome in outcomes.items()
+    }
 
 
 def _with_nvml(facts: HostFacts) -> HostFacts:

@@ -50,6 +50,16 @@ class MigInstance:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GpuInstanceFact:
+    """A GPU instance as `-lgi` lists it, with compute instances or without; `start` and `size` in memory slots."""
+
+    gi: int
+    profile: str
+    start: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MigFact:
     """MIG of one GPU.
 
@@ -57,12 +67,14 @@ class MigFact:
         capable: whether the GPU can be cut at all (`[N/A]` means it cannot).
         current, pending: `Enabled` or `Disabled` as booleans.
         instances: slices seen now.
+        gpu_instances: what takes room on the GPU: an instance without a compute instance is no slice, and does.
     """
 
     capable: Fact[bool]
     current: Fact[bool]
     pending: Fact[bool]
     instances: Fact[tuple[MigInstance, ...]]
+    gpu_instances: Fact[tuple[GpuInstanceFact, ...]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -67,15 +67,20 @@ def _mig(nvml: Any, handle: Any) -> MigFact:
     try:
         current, pending = nvml.nvmlDeviceGetMigMode(handle)
     except nvml.NVMLError_NotSupported:
-        return MigFact(capable=Known(False), current=Known(False), pending=Known(False), instances=Known(()))
+        off: Fact[bool] = Known(False)
+        return MigFact(capable=off, current=off, pending=off, instances=Known(()), gpu_instances=Known(()))
     except nvml.NVMLError as error:
         reason = Unknown(f"NVML: {error}")
-        return MigFact(capable=reason, current=reason, pending=reason, instances=reason)
+        return MigFact(capable=reason, current=reason, pending=reason, instances=reason, gpu_instances=reason)
     slices: Fact[tuple[MigInstance, ...]] = Known(())
     if current:
         slices = _ask(nvml, lambda: _slices(nvml, handle))
     return MigFact(
-        capable=Known(True), current=Known(bool(current)), pending=Known(bool(pending)), instances=slices
+        capable=Known(True),
+        current=Known(bool(current)),
+        pending=Known(bool(pending)),
+        instances=slices,
+        gpu_instances=Unknown("GPU instances are read with nvidia-smi alone") if current else Known(()),
     )
 
 

@@ -7,6 +7,7 @@ from typing import Any
 from gpufleet.hosts.model import (
     ContainerFact,
     GpuFact,
+    GpuInstanceFact,
     GpuProcess,
     HostFacts,
     Known,
@@ -35,6 +36,14 @@ def gpu(host, index, *, used=4, total=81559, processes=(), instances=None, **cha
             current=Known(instances is not None),
             pending=Known(instances is not None),
             instances=Known(tuple(instances or ())),
+            gpu_instances=Known(
+                tuple(
+                    GpuInstanceFact(
+                        gi=one.gi.value, profile=one.profile, start=one.start.value, size=one.size.value
+                    )
+                    for one in instances or ()
+                )
+            ),
         ),
         "processes": processes if isinstance(processes, Unknown) else Known(tuple(processes)),
     }

@@ -10,7 +10,16 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from gpufleet.hosts.model import Fact, GpuFact, GpuProcess, Known, MigFact, MigInstance, Unknown
+from gpufleet.hosts.model import (
+    Fact,
+    GpuFact,
+    GpuInstanceFact,
+    GpuProcess,
+    Known,
+    MigFact,
+    MigInstance,
+    Unknown,
+)
 from gpufleet.hosts.probes.nvidia_smi import (
     ComputeInstance,
     GpuInstance,
@@ -149,9 +158,11 @@ def _mig(
             current=reason,
             pending=reason,
             instances=_slices(listed, xml, answers) if listed.slices else reason,
+            gpu_instances=_gpu_instances(listed, reason, answers),
         )
     if is_not_applicable(current) and not listed.slices:
-        return MigFact(capable=Known(False), current=Known(False), pending=Known(False), instances=Known(()))
+        off: Fact[bool] = Known(False)
+        return MigFact(capable=off, current=off, pending=off, instances=Known(()), gpu_instances=Known(()))
     now = parse_switch(current)
     capable = Known(True) if isinstance(now, Known) or listed.slices else Unknown(word_reason(current))
     return MigFact(
@@ -159,6 +170,22 @@ def _mig(
         current=now,
         pending=Unknown("nvidia-smi gave no pending mode") if pending is None else parse_switch(pending),
         instances=_instances(now, listed, xml, answers),
+        gpu_instances=_gpu_instances(listed, now, answers),
+    )
+
+
+def _gpu_instances(listed: ListedGpu, now: Fact[bool], answers: Answers) -> Fact[tuple[GpuInstanceFact, ...]]:
+    """All of this GPU's; none while MIG is off, and Unknown as long as nobody knows whether it is on."""
+    if now == Known(False):
+        return Known(())
+    if isinstance(answers.gpu_instances, Unknown):
+        return Unknown(f"`nvidia-smi mig -lgi`: {answers.gpu_instances.reason}")
+    return Known(
+        tuple(
+            GpuInstanceFact(gi=row.gi, profile=row.profile, start=row.start, size=row.size)
+            for row in answers.gpu_instances.value
+            if row.gpu == listed.index
+        )
     )
 
 

@@ -45,7 +45,13 @@ def test_unknown_is_never_free():
     gpus = [
         facts.gpu("a", 0, processes=unread),
         facts.gpu("a", 1, memory_used_mib=unread),
-        facts.gpu("a", 2, mig=MigFact(capable=Known(True), current=unread, pending=unread, instances=unread)),
+        facts.gpu(
+            "a",
+            2,
+            mig=MigFact(
+                capable=Known(True), current=unread, pending=unread, instances=unread, gpu_instances=unread
+            ),
+        ),
     ]
     room = find([facts.host("a", gpus=gpus)])
     assert not room.free

@@ -24,7 +24,7 @@ def test_documented_fields_of_gpus():
     seen = json.loads(json.dumps(encode(facts(sliced()))))
     (gpu,) = seen["gpus"]
     assert set(gpu) >= GPU_FIELDS
-    assert set(gpu["mig"]) == {"capable", "current", "pending", "instances", "unknown"}
+    assert set(gpu["mig"]) == {"capable", "current", "pending", "instances", "gpu_instances", "unknown"}
     assert all(set(one) == SLICE_FIELDS | {"unknown"} for one in gpu["mig"]["instances"])
     assert gpu["mig"]["instances"][1]["profile"] == "1g.10gb+me"
 

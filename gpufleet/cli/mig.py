@@ -1,0 +1,150 @@
+"""`gpufleet mig`: what GPUs can be cut into, how they are cut now, and what a change of layout would take."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from gpufleet.cli.console import Answer, finish, note, table
+from gpufleet.errors import UsageError
+
+if TYPE_CHECKING:
+    from gpufleet.cli.mig_look import Look
+
+app = typer.Typer(
+    no_args_is_help=True,
+    help="Show how GPUs are cut into MIG slices, and plan another layout.",
+    rich_markup_mode=None,
+    add_completion=False,
+)
+
+Gpus = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[GPU]...", help="HOST, HOST:INDEX, HOST:UUID or HOST:all; every GPU by default."),
+]
+
+
+@app.command()
+def profiles(gpus: Gpus = None) -> None:
+    """Show the profiles that each GPU offers, how many fit now, and where they may start."""
+    from gpufleet.cli import mig_look
+    from gpufleet.mig.geometry import free_count
+
+    rows: list[tuple[str, ...]] = []
+    fields: list[Mapping[str, object]] = []
+    looks = mig_look.look(gpus or ())
+    for one in looks:
+        offered = []
+        for profile in one.seen.geometry.profiles if one.seen else ():
+            free = free_count(one.seen.geometry, one.seen.placed, profile) if one.seen else 0
+            offered.append(
+                {
+                    "name": profile.name,
+                    "id": profile.id,
+                    "memory_gib": profile.memory_gib,
+                    "free": free,
+                    "total": profile.total,
+                    "placements": [{"start": start, "size": profile.size} for start in profile.starts],
+                }
+            )
+            starts = ",".join(str(start) for start in profile.starts)
+            counts = f"{free}/{profile.total}"
+            gib = "unknown" if profile.memory_gib is None else f"{profile.memory_gib:g}"
+            rows.append((one.name, profile.name, str(profile.id), gib, counts, starts, str(profile.size)))
+        fields.append({**one.identity, "profiles": offered if one.seen else None})
+    text = table(("GPU", "PROFILE", "ID", "GIB", "FREE", "STARTS", "SLOTS"), rows)
+    raise finish(mig_look.answer("mig profiles", looks, fields, text))
+
+
+@app.command()
+def show(gpus: Gpus = None) -> None:
+    """Show how each GPU is cut now: a picture of its memory, and who sits on each slice."""
+    from gpufleet.cli import mig_look, mig_text
+
+    looks = mig_look.look(gpus or ())
+    fields = [{**one.identity, **(mig_look.layout(one.seen) if one.seen else {})} for one in looks]
+    pictures = [mig_text.shown(one.name, one.seen) for one in looks if one.seen]
+    raise finish(mig_look.answer("mig show", looks, fields, "\n".join(pictures)))
+
+
+@app.command()
+def plan(
+    gpu: Annotated[
+        str, typer.Argument(metavar="[GPU]", help="HOST:INDEX or HOST:UUID; left out with --model.")
+    ] = "",
+    layout: Annotated[
+        str,
+        typer.Option(
+            "--layout",
+            metavar="LAYOUT",
+            help="All slices afterwards: 3g.40gb,2x1g.10gb, 1g.10gb:4 at a place, 2x>=20gib by memory, a preset"
+            " (whole, half, balanced, all-smallest) or none.",
+        ),
+    ] = "",
+    add: Annotated[
+        str, typer.Option("--add", metavar="LAYOUT", help="Slices beside those that are there.")
+    ] = "",
+    model: Annotated[
+        str, typer.Option("--model", metavar="BOARD", help="Plan without a host, such as H100-80GB.")
+    ] = "",
+) -> None:
+    """Plan another layout: what stays, goes and comes, who is touched, and the commands. Nothing is changed."""
+    from gpufleet.cli import mig_look
+
+    if bool(layout) == bool(add):
+        raise UsageError("say what is wanted with --layout or with --add", hints=("one of the two",))
+    if bool(model) == bool(gpu):
+        raise UsageError("name one GPU, or a board with --model", hints=("for example gpu-01:0",))
+    if model:
+        _plan_offline(model, layout or add)
+    _plan_seen(mig_look.one(gpu), layout, add)
+
+
+def _plan_offline(model: str, layout: str) -> None:
+    from gpufleet.cli import mig_look, mig_text
+    from gpufleet.mig.boards import board
+    from gpufleet.mig.layout import parse
+    from gpufleet.mig.plan import NoLayout
+    from gpufleet.mig.plan import plan as make
+
+    geometry = board(model)
+    change = make(geometry, (), parse(layout, geometry))
+    if isinstance(change, NoLayout):
+        raise finish(mig_look.no_layout(change, geometry.board, {"model": geometry.board}))
+    if geometry.guessed:
+        note(f"nobody has printed the placements of {geometry.board} yet: the host's own tables decide")
+    fields = {"model": geometry.board, **mig_look.parts(change)}
+    fields |= {"mode_change": None, "needs_reset": None, "containers": [], "commands": []}
+    text = mig_text.change(geometry.board, geometry.slots, (), change, None)
+    raise finish(Answer(command="mig plan", outcome=mig_look.outcome(change), fields=fields, text=text))
+
+
+def _plan_seen(found: Look, layout: str, add: str) -> None:
+    from gpufleet.cli import mig_look, mig_text
+    from gpufleet.mig.layout import parse
+    from gpufleet.mig.outlook import outlook
+    from gpufleet.mig.plan import NoLayout, added
+    from gpufleet.mig.plan import plan as make
+
+    seen = mig_look.known(found)
+    wanted = parse(layout or add, seen.geometry)
+    if add:
+        wanted = added(seen.placed, seen.geometry, wanted)
+    change = make(seen.geometry, seen.placed, wanted, busy=seen.busy)
+    if isinstance(change, NoLayout):
+        raise finish(mig_look.no_layout(change, found.name, found.identity))
+    ahead = outlook(seen, change)
+    fields = {
+        **found.identity,
+        **mig_look.parts(change),
+        "mode_change": ahead.mode_change,
+        "needs_reset": ahead.needs_reset,
+        "containers": list(ahead.containers),
+        "processes": list(ahead.processes),
+        "commands": [list(words) for words in ahead.lines],
+    }
+    title = f"{found.name}  {seen.gpu.name}  {seen.gpu.uuid}"
+    text = mig_text.change(title, seen.geometry.slots, seen.placed, change, ahead)
+    raise finish(Answer(command="mig plan", outcome=mig_look.outcome(change), fields=fields, text=text))

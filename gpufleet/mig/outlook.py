@@ -1,0 +1,60 @@
+"""What a change of layout means for one GPU: mode, reset, containers, and the commands in their order."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from gpufleet.mig import commands
+from gpufleet.mig.commands import Target
+from gpufleet.mig.plan import LayoutChange
+from gpufleet.mig.seen import SeenGpu
+
+_AMPERE = re.compile(r"\b(?:A100|A30|A800)\b", re.IGNORECASE)
+_LATER = re.compile(r"\b(?:G?H\d{2,3}|H800|G?B\d{3}|RTX PRO|Thor)\b", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outlook:
+    """The consequences of a change.
+
+    Attributes:
+        mode_change: MIG has to be turned on first, which ends everything on the GPU.
+        needs_reset: the mode changes only with a reset of the GPU (Ampere; MIG user guide, "Enable MIG mode");
+            None for a GPU of a generation that is not known.
+        containers: names of those that lose their slice, or the GPU when its mode changes.
+        processes: pids on slices that go, whoever started them.
+        lines: argument lists, one object each, in the order in which they would run.
+    """
+
+    mode_change: bool
+    needs_reset: bool | None
+    containers: tuple[str, ...]
+    processes: tuple[int, ...]
+    lines: tuple[tuple[str, ...], ...]
+
+
+def outlook(seen: SeenGpu, change: LayoutChange) -> Outlook:
+    """What carrying out `change` on this GPU would take."""
+    target = Target(seen.gpu.uuid)
+    gone = [one for one in seen.slices if one.placed in change.destroy]
+    mode_change = not seen.on and change.changes
+    lines: list[tuple[str, ...]] = [commands.mode(target, on=True)] if mode_change else []
+    for one in gone:
+        lines += [commands.destroy_compute_instance(target, one.gi, ci) for ci in one.cis]
+        lines.append(commands.destroy_gpu_instance(target, one.gi))
+    lines += [commands.create(target, placed) for placed in change.create]
+    containers = {name for one in gone for name in one.containers} | set(seen.whole if mode_change else ())
+    return Outlook(
+        mode_change=mode_change,
+        needs_reset=_resets(seen.gpu.name) if mode_change else False,
+        containers=tuple(sorted(containers)),
+        processes=tuple(sorted({pid for one in gone for pid in one.processes})),
+        lines=tuple(lines),
+    )
+
+
+def _resets(name: str) -> bool | None:
+    if _AMPERE.search(name):
+        return True
+    return False if _LATER.search(name) else None

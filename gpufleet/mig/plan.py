@@ -1,0 +1,123 @@
+"""From the slices that are there to the layout that is wanted: the smallest change, or why there is none.
+
+Every legal placement of the wanted profiles is looked at; among them the one wins that ends the fewest slices
+somebody uses, then destroys the fewest, then has the lowest starts. There are at most a few thousand placements on
+any board, so the search is exhaustive and its answer is the best one.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gpufleet.mig.geometry import is_legal, layouts
+from gpufleet.mig.layout import Wanted
+from gpufleet.mig.model import Geometry, Placed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayoutChange:
+    """What becomes of each slice of one GPU. `keep` slices are not touched; starts are always explicit."""
+
+    keep: tuple[Placed, ...]
+    destroy: tuple[Placed, ...]
+    create: tuple[Placed, ...]
+
+    @property
+    def changes(self) -> bool:
+        """Whether anything would be done."""
+        return bool(self.destroy or self.create)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoLayout:
+    """The wish cannot be had on this GPU.
+
+    Attributes:
+        reason: one line.
+        nearest: what fits instead: the wish without as little as possible.
+    """
+
+    reason: str
+    nearest: tuple[Wanted, ...] = ()
+
+
+def plan(
+    geometry: Geometry,
+    seen: Sequence[Placed],
+    wanted: Sequence[Wanted],
+    *,
+    busy: frozenset[Placed] = frozenset(),
+) -> LayoutChange | NoLayout:
+    """The smallest change from `seen` to `wanted`; `busy` slices are those that somebody uses."""
+    there = frozenset(seen)
+    best: tuple[tuple[object, ...], tuple[Placed, ...]] | None = None
+    for layout in layouts(geometry, [one.profile for one in wanted]):
+        if not _obeys(layout, wanted):
+            continue
+        gone = there.difference(layout)
+        cost = (len(gone & busy), len(gone), tuple(one.start for one in layout), layout)
+        if best is None or cost < best[0]:
+            best = (cost, layout)
+    if best is None:
+        return _no_layout(geometry, wanted)
+    chosen = frozenset(best[1])
+    return LayoutChange(
+        keep=tuple(sorted(there & chosen)),
+        destroy=tuple(sorted(there - chosen)),
+        create=tuple(sorted(chosen - there)),
+    )
+
+
+def added(seen: Sequence[Placed], geometry: Geometry, more: Sequence[Wanted]) -> tuple[Wanted, ...]:
+    """The wish for all that is there and `more`: what stays may move when that is the only way."""
+    profiles = {one.name: one for one in geometry.profiles}
+    return (*(Wanted(profiles[one.profile]) for one in seen if one.profile in profiles), *more)
+
+
+def _obeys(layout: Sequence[Placed], wanted: Sequence[Wanted]) -> bool:
+    """Whether each wish for a place is met."""
+    places = Counter((one.profile.name, one.start) for one in wanted if one.start is not None)
+    if not places:
+        return True
+    have = {(one.profile, one.start) for one in layout}
+    return all(count == 1 and place in have for place, count in places.items())
+
+
+def _no_layout(geometry: Geometry, wanted: Sequence[Wanted]) -> NoLayout:
+    return NoLayout(reason=_why(geometry, wanted), nearest=_nearest(geometry, wanted))
+
+
+def _why(geometry: Geometry, wanted: Sequence[Wanted]) -> str:
+    counts = Counter(one.profile.name for one in wanted)
+    for name, count in counts.items():
+        profile = geometry.profile(name)
+        if profile is not None and count > profile.total:
+            return f"{geometry.board} holds at most {profile.total} of {name}, {count} are wanted"
+    media = [one.profile.name for one in wanted if one.profile.takes_media]
+    if len(media) > 1:
+        return f"{geometry.board} has media engines for one slice, {' and '.join(media)} want them"
+    slots = sum(one.profile.size for one in wanted)
+    if slots > geometry.slots:
+        return f"{slots} memory slots are wanted and {geometry.board} has {geometry.slots}"
+    pinned = [one for one in wanted if one.start is not None]
+    if pinned and not is_legal(
+        geometry,
+        [Placed(one.start, one.profile.size, one.profile.name) for one in pinned if one.start is not None],
+    ):
+        return f"{', '.join(str(one) for one in pinned)} overlap"
+    return (
+        f"{slots} of {geometry.slots} memory slots would do, but these profiles have no starts side by side"
+    )
+
+
+def _nearest(geometry: Geometry, wanted: Sequence[Wanted]) -> tuple[Wanted, ...]:
+    """A part of the wish that fits: the large slices first, each that finds room beside those before it."""
+    order = sorted(wanted, key=lambda one: (-one.profile.size, one.profile.name))
+    kept: list[Wanted] = []
+    for one in order:
+        attempt = [*kept, one]
+        if any(_obeys(layout, attempt) for layout in layouts(geometry, [each.profile for each in attempt])):
+            kept.append(one)
+    return tuple(kept)
