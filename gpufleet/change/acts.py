@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from gpufleet.change.checks import Asker, at_once
 from gpufleet.change.events import Act, Ended, Found, Observed, Progress, Result
+from gpufleet.change.here import Errand, HereActs, perform
 from gpufleet.change.leases import fence
 from gpufleet.change.leases.lease import Grant
 from gpufleet.change.machine import Look, Run, Undo
 from gpufleet.change.model import (
+    HERE,
     CannotTell,
     Check,
     Fails,
@@ -50,6 +52,7 @@ class Hands:
     secrets: tuple[Secret[str], ...]
     turned: threading.Event
     progress: Callable[[Progress], None]
+    acts: HereActs = field(default_factory=dict)
 
     def perform(self, effect: Run | Undo | Look, step: Step) -> Ended | Observed:
         """Raises LeaseLost when the host's lease is no longer ours: then nothing was sent past the fence."""
@@ -129,6 +132,8 @@ class Hands:
 
         A way forward that has turned back is not waited for: the undo waits by itself.
         """
+        if step.host == HERE:
+            return self._asker(step, waits=act is Act.DO).once(at_once(check))
         grant = self.grants.get(step.host)
         if grant is None:
             return CannotTell(NO_LEASE)
@@ -152,7 +157,11 @@ class Hands:
 
     def _asker(self, step: Step, *, waits: bool) -> Asker:
         return Asker(
-            ask=lambda command: self.reach.insist(step.host, command),
+            ask=lambda command: (
+                self._here(step, command, waits=waits)
+                if step.host == HERE
+                else self.reach.insist(step.host, command)
+            ),
             predicates=self.predicates,
             clock=self.clock,
             called_off=self.turned.is_set if waits else lambda: False,
@@ -161,6 +170,8 @@ class Hands:
 
     def _send(self, step: Step, command: Command, *, anyway: bool) -> Outcome:
         """One mutating command behind the fence, with what the host's copy of the journal lacks."""
+        if step.host == HERE:
+            return self._here(step, command, waits=not anyway)
         grant = self.grants.get(step.host)
         if grant is None:
             return Lost(reason=NO_LEASE, sent=False)
@@ -170,6 +181,16 @@ class Hands:
             if isinstance(outcome, Exit) and not outcome.sudo_refused and fence.refusal(outcome) is None:
                 lines.delivered()
         return self._fenced(step.host, outcome)
+
+    def _here(self, step: Step, command: Command, *, waits: bool) -> Outcome:
+        """An act, or a look, on this machine."""
+        errand = Errand(
+            ask=self.reach.insist,
+            clock=self.clock,
+            called_off=self.turned.is_set if waits else lambda: False,
+            progress=lambda text: self.progress(Progress(step=step.id, text=self._clean(text))),
+        )
+        return perform(command, self.acts, errand)
 
     @staticmethod
     def _fenced(host: HostName, outcome: Outcome) -> Outcome:

@@ -62,7 +62,9 @@ class Asker:
                 case Holds() | Fails():
                     return verdict
                 case CannotTell():
-                    if now - seen >= min(UNSEEN_FOR, check.within):
+                    if check.wished and now - started >= check.within:
+                        return Holds()
+                    if not check.wished and now - seen >= min(UNSEEN_FOR, check.within):
                         return verdict
                 case Waits(progress=progress, reason=reason):
                     seen = now
@@ -82,8 +84,10 @@ class Asker:
             self._clock.sleep(min(rest, _SLICE))
 
 
-def _overdue(check: Check, reason: str, waited: float, still: float) -> Fails | None:
+def _overdue(check: Check, reason: str, waited: float, still: float) -> Holds | Fails | None:
     tail = f": {reason}" if reason else ""
+    if check.wished and (waited >= check.within or (check.stall and still >= check.stall)):
+        return Holds()
     if waited >= check.within:
         return Fails(f"not there after {check.within:.0f} s{tail}" if check.within else reason or "not there")
     if check.stall and still >= check.stall:

@@ -11,7 +11,7 @@ RollbackIncomplete, InDoubt, LeaseHeld, HostUnreachable, PreflightFailed. The er
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from threading import Event
@@ -20,6 +20,7 @@ from typing import TypeAlias, TypeVar
 from gpufleet.change.acts import Hands
 from gpufleet.change.apply import Interpreter, Outcome
 from gpufleet.change.events import Begun, Ending, Goal, Observer, Reopened, harmless, silent
+from gpufleet.change.here import HereActs
 from gpufleet.change.leases.lease import HEARTBEAT, Holder
 from gpufleet.change.leases.lease_keeper import Audit, LeaseKeeper, show
 from gpufleet.change.machine import IllegalEvent, State, evolve, opened
@@ -48,6 +49,7 @@ class Tools:
     Attributes:
         operator: `user@machine pid N`, for leases and journals.
         forks: acts in flight at once.
+        acts: what steps on this machine may name (`change.here`).
     """
 
     transport: Transport
@@ -58,6 +60,7 @@ class Tools:
     observer: Observer = silent
     forks: int = 32
     heartbeat: float = HEARTBEAT
+    acts: HereActs = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -221,6 +224,7 @@ def _drive(state: State, site: _Site) -> Change:
         secrets=secrets_of(plan),
         turned=Event(),
         progress=lambda progress: observer(state.steps[progress.step], progress),
+        acts=tools.acts,
     )
     interpreter = Interpreter(
         state=state,

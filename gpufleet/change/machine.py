@@ -20,7 +20,8 @@ Turning back. A run turns to UNDOING when a step fails, is UNSEEN, or somebody a
 touched its host is undone, also one in doubt: undo is idempotent, and `absent` makes it believed. A step that was
 never sent (PENDING, UNTOUCHED) has nothing to undo. The order is the mirror of the way forward: a step is undone
 only when each step that needs it is undone or never touched anything. One exception keeps a dead host from holding
-its neighbours: a dependent *on another host* whose undo was tried and given up no longer blocks.
+its neighbours: a dependent *on another host* whose undo was tried and given up no longer blocks. A dependent on this
+machine (`model.HERE`) blocks until it is undone: what still gets requests is not taken away.
 
 The point of no return. When all steps are DONE the run publishes. From `Publishing` on, undoing is illegal;
 publishing is idempotent and is repeated by a resume.
@@ -46,7 +47,7 @@ from gpufleet.change.events import (
     Settled,
     Turned,
 )
-from gpufleet.change.model import Irreversible, Plan, Step
+from gpufleet.change.model import HERE, Irreversible, Plan, Step
 from gpufleet.change.table import (
     GIVEN_UP,
     IN_DOUBT,
@@ -332,7 +333,7 @@ def _backward(state: State) -> tuple[Effect, ...]:
 
 def _lets_go(state: State, step: Step, dependent: StepId) -> bool:
     """Whether `dependent`, of which something is left, no longer stands in the way of undoing `step`."""
-    return state.phase_of(dependent) in GIVEN_UP and state.steps[dependent].host != step.host
+    return state.phase_of(dependent) in GIVEN_UP and state.steps[dependent].host not in {step.host, HERE}
 
 
 def conclude(state: State) -> Ending | None:

@@ -10,6 +10,9 @@ from gpufleet.names import HostName, StepId
 from gpufleet.remote.command import Command
 from gpufleet.remote.result import Exit
 
+HERE = HostName("this machine")
+"""The host of a step that happens where the operator sits (`change.here`); no host can have a space in its name."""
+
 
 @dataclass(frozen=True, slots=True)
 class Holds:
@@ -56,6 +59,7 @@ class Check:
         within: seconds to keep asking in all; 0 asks once.
         stall: seconds without progress after which waiting ends; 0 means only `within` counts.
         every: seconds between two looks.
+        wished: when time is up the wait is over and the step goes on: what was waited for was only wished for.
     """
 
     look: Command
@@ -64,6 +68,7 @@ class Check:
     within: float = 0.0
     stall: float = 0.0
     every: float = 2.0
+    wished: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,5 +117,5 @@ class Plan:
 
     @property
     def hosts(self) -> tuple[HostName, ...]:
-        """Every touched host, sorted: the order in which leases are taken."""
-        return tuple(sorted({step.host for step in self.steps}))
+        """Every touched host, sorted: the order in which leases are taken. This machine is none of them."""
+        return tuple(sorted({step.host for step in self.steps} - {HERE}))

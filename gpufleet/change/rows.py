@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from gpufleet.change.machine import State, leftovers
-from gpufleet.change.model import Step
+from gpufleet.change.model import HERE, Step
 from gpufleet.change.table import Phase
 from gpufleet.errors import ErrorRow
 from gpufleet.names import HostName
@@ -58,8 +58,17 @@ class HostRow:
 
 
 def host_rows(state: State, durations: Mapping[HostName, float]) -> tuple[HostRow, ...]:
-    """One row a host, in name order. `durations`: seconds from a host's first act to its last."""
-    return tuple(_row(state, host, durations.get(host)) for host in state.plan.hosts)
+    """One row a host, in name order. `durations`: seconds from a host's first act to its last.
+
+    This machine has a row only when something of its steps may be left, or when one of them was the cause.
+    """
+    rows = tuple(_row(state, host, durations.get(host)) for host in state.plan.hosts)
+    if not any(step.host == HERE for step in state.plan.steps):
+        return rows
+    here = _row(state, HERE, durations.get(HERE))
+    cause = state.cause.step if state.cause else None
+    told = here.status in {"left", "in_doubt"} or (cause is not None and state.steps[cause].host == HERE)
+    return (*rows, here) if told else rows
 
 
 def _row(state: State, host: HostName, duration: float | None) -> HostRow:

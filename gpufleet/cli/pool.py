@@ -41,6 +41,18 @@ EngineArg = Annotated[
 ]
 Gpus = Annotated[int | None, typer.Option(metavar="N", help="GPUs a replica takes.")]
 Mig = Annotated[str, typer.Option(metavar="PROFILE", help="The MIG slice a replica takes.")]
+Strategy = Annotated[
+    str,
+    typer.Option(metavar="NAME", help="all-at-once, rolling, canary, blue-green: how replicas are replaced."),
+]
+MaxUnavailable = Annotated[
+    str, typer.Option(metavar="N|N%", help="Replicas that may be down at once while they are replaced.")
+]
+Canary = Annotated[str, typer.Option(metavar="N|N%", help="New replicas that are watched before the others.")]
+CanaryTraffic = Annotated[
+    int | None, typer.Option(metavar="PERCENT", help="Share of requests that the canaries get.")
+]
+Observe = Annotated[float | None, typer.Option(metavar="SECONDS", help="How long new replicas are watched.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Show the plan and change nothing.")]
 Check = Annotated[bool, typer.Option("--check", help="Exit with 3 if anything would change.")]
 Save = Annotated[
@@ -67,6 +79,11 @@ def deploy(  # options, given by name
     engine_arg: EngineArg = None,
     gpus: Gpus = None,
     mig: Mig = "",
+    strategy: Strategy = "",
+    max_unavailable: MaxUnavailable = "",
+    canary: Canary = "",
+    canary_traffic: CanaryTraffic = None,
+    observe: Observe = None,
     plan: SavedPlan = None,
     dry_run: DryRun = False,
     check: Check = False,
@@ -81,6 +98,8 @@ def deploy(  # options, given by name
     from gpufleet.deploy.flow import carry_out, prepare
 
     changes = wishes.changes_of(model, hosts, replicas, algorithm, image, engine_arg, gpus, mig)
+    order = wishes.strategy_of(strategy, max_unavailable, canary, canary_traffic, observe)
+    changes |= {"strategy": order} if order else {}
     with wiring.fleet_tools(current()) as tools:
         if plan is not None:
             if name or file or changes:
@@ -109,6 +128,11 @@ def plan_pool(  # options, given by name
     engine_arg: EngineArg = None,
     gpus: Gpus = None,
     mig: Mig = "",
+    strategy: Strategy = "",
+    max_unavailable: MaxUnavailable = "",
+    canary: Canary = "",
+    canary_traffic: CanaryTraffic = None,
+    observe: Observe = None,
     save: Save = None,
     commands: Commands = False,
     check: Check = False,
@@ -123,6 +147,8 @@ def plan_pool(  # options, given by name
     from gpufleet.deploy.flow import prepare
 
     changes = wishes.changes_of(model, hosts, replicas, algorithm, image, engine_arg, gpus, mig)
+    order = wishes.strategy_of(strategy, max_unavailable, canary, canary_traffic, observe)
+    changes |= {"strategy": order} if order else {}
     with wiring.fleet_tools(current()) as tools:
         pool = wishes.wanted(tools.inventory, tools.store, name, file, changes)
         prepared = prepare(tools, pool, command=f"pool plan {pool.name}")

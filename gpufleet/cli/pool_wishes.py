@@ -69,13 +69,52 @@ def wanted(
         return found
     plain: dict[str, object] = from_model(found) if found is not None else {"pool": name}
     engine = {**_mapping(plain.get("engine")), **_mapping(changes.get("engine"))}
-    plain = {**plain, **changes, **({"engine": engine} if engine else {})}
+    parts = {"engine": engine} if engine else {}
+    if "strategy" in changes:
+        parts["strategy"] = _strategy(plain.get("strategy", "all-at-once"), _mapping(changes["strategy"]))
+    plain = {**plain, **changes, **parts}
     problems = Problems()
     pool = to_model(Located.of(plain, "command line"), problems)
     problems.raise_if_any("the options do not make a pool")
     if pool is None:
         raise AssertionError("a definition without a problem makes a pool")
     return pool
+
+
+def strategy_of(
+    kind: str,
+    max_unavailable: str,
+    canary: str,
+    canary_traffic: int | None,
+    observe: float | None,
+) -> dict[str, object]:
+    """What the options say of the strategy, in the shape of a definition; nothing when they say nothing."""
+    options: dict[str, object] = {
+        "kind": kind,
+        "max_unavailable": _count(max_unavailable),
+        "canary": _count(canary),
+        "traffic": canary_traffic,
+        "observe": observe,
+    }
+    said = {key: value for key, value in options.items() if value not in ("", None)}
+    if "kind" not in said and {"canary", "traffic"} & said.keys():
+        said["kind"] = "canary"
+    elif "kind" not in said and "max_unavailable" in said:
+        said["kind"] = "rolling"
+    return said
+
+
+def _count(word: str) -> int | str:
+    return int(word) if word.isdigit() else word
+
+
+def _strategy(defined: object, said: Mapping[str, object]) -> dict[str, object]:
+    """Options over the definition's block; another kind begins with that kind's own defaults."""
+    before = dict(_mapping(defined)) if isinstance(defined, Mapping) else {"kind": defined}
+    before.setdefault("kind", "rolling")
+    if said.get("kind", before["kind"]) != before["kind"]:
+        before.pop("observe", None)
+    return {**before, **said}
 
 
 def _mapping(value: object) -> Mapping[str, object]:

@@ -39,6 +39,7 @@ class Settings:
         inventory: the file that was named, or None: then `./inventory.yaml`.
         forks: hosts worked on at once.
         state_dir: journals, routes, tokens, keys; created by whoever writes there first.
+        proxies: admin addresses of the proxies that are asked what is in flight before a replica is stopped.
     """
 
     inventory: Path | None = None
@@ -49,6 +50,7 @@ class Settings:
     state_dir: Path = Path()
     quiet: bool = False
     verbose: bool = False
+    proxies: tuple[str, ...] = ("127.0.0.1:8081",)
 
     @property
     def interactive(self) -> bool:
@@ -79,6 +81,19 @@ def default_state_dir() -> Path:
         return expanded(named)
     base = os.environ.get("XDG_STATE_HOME")
     return (Path(base) if base else Path.home() / ".local" / "state") / "gpufleet"
+
+
+def _proxies() -> tuple[str, ...]:
+    """`GPUFLEET_PROXIES`: `HOST:PORT` of admin addresses, separated by commas; else the default of `proxy serve`."""
+    words = [word.strip() for word in os.environ.get("GPUFLEET_PROXIES", "").split(",") if word.strip()]
+    for word in words:
+        host, colon, port = word.rpartition(":")
+        if not host or not colon or not port.isdigit() or not 0 < int(port) < 65536:
+            raise UsageError(
+                f"GPUFLEET_PROXIES has `{word}`, which is not HOST:PORT",
+                hints=("for example 127.0.0.1:8081",),
+            )
+    return tuple(words) or Settings().proxies
 
 
 def split(argv: Sequence[str]) -> tuple[Settings, list[str]]:
@@ -124,6 +139,7 @@ def _settings(found: dict[str, object]) -> Settings:
         quiet=bool(found.get("quiet")),
         verbose=bool(found.get("verbose")),
         state_dir=expanded(str(found["state_dir"])) if "state_dir" in found else default_state_dir(),
+        proxies=_proxies(),
     )
     forks = found.get("forks")
     if forks is None:

@@ -83,7 +83,7 @@ def fleet_tools(settings: Settings) -> Iterator[Tools]:
             observer=progress.Narrator(clock),
             forks=settings.forks,
         )
-        yield Tools.of(inventory, change, warn)
+        yield Tools.of(inventory, change, warn, proxies=settings.proxies)
 
 
 def ask_passphrase(path: str) -> Secret[str] | None:

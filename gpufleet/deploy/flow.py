@@ -110,6 +110,7 @@ def prepare(
         key=key,
         command=command,
         staging=staging_of(tools, pool, chosen),
+        served=next((route for route in tools.store.routes().pools if route.name == pool.name), None),
     )
     plan = make(wish, chosen, facts)
     if not plan.start and known is not None:

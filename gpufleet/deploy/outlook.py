@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from gpufleet.change.model import Irreversible, Plan, Step
 from gpufleet.deploy.plan import DeployPlan
+from gpufleet.deploy.replicas import New, Present
 from gpufleet.names import StepId
 from gpufleet.remote.command import Command
 
@@ -41,6 +42,8 @@ def waves(plan: Plan) -> tuple[Wave, ...]:
 
 def order(plan: DeployPlan) -> tuple[str, ...]:
     """The waves in words, then what follows the commit."""
+    if len(plan.waves) > 1 or any(wave.published for wave in plan.waves):
+        return _order_of_strategy(plan)
     lines = [
         f"{', '.join(f'{count} {phase}' for phase, count in wave.phases.items())} on {wave.hosts} host(s)"
         for wave in waves(plan.bring_up)
@@ -50,12 +53,37 @@ def order(plan: DeployPlan) -> tuple[str, ...]:
     return tuple(lines)
 
 
+def _order_of_strategy(plan: DeployPlan) -> tuple[str, ...]:
+    """One line a wave: who leaves the routes, who comes, who is watched."""
+    lines = ["pull the image on every host"]
+    for wave in plan.waves:
+        words = [f"drain and stop {_names(wave.stopped)}"] if wave.stopped else []
+        words.append(f"start {_names(wave.start)} and wait until each streams a token")
+        if wave.published:
+            words.append(
+                f"send them requests instead of {_names(wave.leaving)}" if wave.leaving else "publish"
+            )
+        if wave.watched:
+            words.append(f"watch them for {plan.pool.strategy.observe:.0f} s")
+        lines.append(", ".join(words))
+    lines.append("commit: publish the routes")
+    lines += [f"remove {len(plan.gone)} container(s) once they have nothing left to do"] if plan.gone else []
+    return tuple(lines)
+
+
+def _names(replicas: Sequence[Present | New]) -> str:
+    return ", ".join(one.replica for one in replicas)
+
+
 def downtime(plan: DeployPlan) -> str:
     """Who is down, and from when to when."""
     stopped = [one for one in plan.gone if one.container.id in plan.stopped_first and one.up]
     serving = [one for one in (*plan.keep, *plan.gone) if one.up]
     if not stopped:
         return "none: nothing that serves is stopped before the new replicas are published"
+    most = max(sum(one.up for one in wave.stopped) for wave in plan.waves)
+    if most < len(stopped):
+        return f"{most} of {len(serving)} replica(s) at a time, from the stop of each until its wave is published"
     if len(stopped) == len(serving):
         return f"all {len(stopped)} replica(s) are down from their stop until the new ones are ready and published"
     names = ", ".join(one.replica for one in stopped)

@@ -14,26 +14,31 @@ from __future__ import annotations
 import hashlib
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 
 from gpufleet.change.model import Plan
 from gpufleet.deploy.arguments import check
 from gpufleet.deploy.commands import Dialect
+from gpufleet.deploy.numbers import numbered
 from gpufleet.deploy.placement.api import Demand, Placement, TooFew, placers
 from gpufleet.deploy.placement.slots import HOLDING, Taken, find, free_ports
 from gpufleet.deploy.replicas import LABEL, New, Present, endpoint, endpoint_of, replicas_of
+from gpufleet.deploy.rollout import Stage, bring_up, route_of
 from gpufleet.deploy.staging.steps import Staging, staged_first
 from gpufleet.deploy.staging.wish import served_from
-from gpufleet.deploy.steps import Launch, bring_up
+from gpufleet.deploy.steps import Launch
+from gpufleet.deploy.strategy import Swap, Wave, swaps, waves
 from gpufleet.engine.model import Engine, EngineContainer
 from gpufleet.engine.vllm import devices_of
-from gpufleet.errors import ErrorRow, Unplaceable
+from gpufleet.errors import ErrorRow, Unplaceable, UsageError
 from gpufleet.hosts.model import HostFacts, Known, Unknown
 from gpufleet.inventory.model import Host
 from gpufleet.names import HostName, ReplicaId, RunId
+from gpufleet.pools import membership
 from gpufleet.pools.model import Endpoint, Pool
+from gpufleet.pools.routes import PoolRoute
 from gpufleet.redact import Secret
 
 
@@ -46,6 +51,7 @@ class Wish:
         revision: number of the commit this will be.
         command: as typed, for `change list`.
         staging: weights that are brought to the hosts first, or None.
+        served: the pool's route as it is published now; None when there is none.
     """
 
     pool: Pool
@@ -55,6 +61,7 @@ class Wish:
     key: Secret[str] | None
     command: str
     staging: Staging | None = None
+    served: PoolRoute | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +73,7 @@ class DeployPlan:
         endpoints: where the pool is served afterwards.
         keep, start, gone: replicas that stay, come, and are removed once the new is published.
         stopped_first: containers that make room, by full id.
+        waves: in which order; see `strategy`.
         spec: hash of all that a replica's container is made from.
     """
 
@@ -77,6 +85,7 @@ class DeployPlan:
     start: tuple[New, ...]
     gone: tuple[Present, ...]
     stopped_first: frozenset[str]
+    waves: tuple[Wave, ...] = ()
 
     @property
     def changes(self) -> bool:
@@ -97,9 +106,15 @@ def make(wish: Wish, hosts: Sequence[Host], facts: Mapping[HostName, HostFacts])
     present = replicas_of(wish.pool.name, facts.values())
     keep = _kept(wish, present, declared)
     rest = tuple(one for one in present if one not in keep)
-    placement, stopped = _placed(wish, usable, declared, keep=keep, rest=rest)
-    start = _numbered(placement, keep, usable, declared)
-    return _assembled(wish, declared, facts, keep=keep, start=start, gone=rest, stopped=stopped)
+    placement, in_the_way = _placed(wish, usable, declared, keep=keep, rest=rest)
+    together = wish.pool.strategy.kind != "all-at-once" and any(route_of(wish.served, one) for one in rest)
+    heirs = [
+        [one for one in rest if one.container.id in held and one.host == placed.host] if together else []
+        for placed, held in zip(placement, in_the_way, strict=True)
+    ]
+    # Old and new stand in the route table together, so no two may have the same number.
+    start = numbered(placement, (*keep, *rest) if together else keep, heirs, usable, declared)
+    return _assembled(wish, declared, facts, keep=keep, swapped=swaps(start, rest, in_the_way), gone=rest)
 
 
 def _container(wish: Wish) -> EngineContainer:
@@ -160,11 +175,11 @@ def _placed(
     *,
     keep: Sequence[Present],
     rest: Sequence[Present],
-) -> tuple[Placement, frozenset[str]]:
-    """Slots for what is missing, and the containers that must stop first."""
+) -> tuple[Placement, tuple[frozenset[str], ...]]:
+    """Slots for what is missing, and for each the containers that must stop first."""
     missing = wish.pool.replicas - len(keep)
     if missing <= 0:
-        return (), frozenset()
+        return (), ()
     counts: dict[HostName, int] = defaultdict(int)
     for one in keep:
         counts[one.host] += 1
@@ -174,15 +189,16 @@ def _placed(
     alongside = find(open_hosts)
     found = place(demand, alongside.free)
     if not isinstance(found, TooFew):
-        return found, frozenset()
+        return found, (frozenset(),) * len(found)
     releasing = frozenset(one.container.id for one in rest if one.up)
     in_place = find(open_hosts, releasing)
     found = place(demand, in_place.free)
     if isinstance(found, TooFew):
         raise _unplaceable(wish.pool, found.fits + len(keep), (*in_place.taken, *shut), demand)
-    chosen = {slot.device for placed in found for slot in placed.slots}
     free = {slot.device for slot in alongside.free}
-    return found, _in_the_way(rest, facts, chosen - free, releasing)
+    return found, tuple(
+        _in_the_way(rest, facts, {slot.device for slot in placed.slots} - free, releasing) for placed in found
+    )
 
 
 def demand_of(pool: Pool, replicas: int, present: Mapping[HostName, int]) -> Demand:
@@ -266,81 +282,77 @@ def _unplaceable(pool: Pool, fits: int, taken: Sequence[Taken], demand: Demand) 
     )
 
 
-def _numbered(
-    placement: Placement,
-    keep: Sequence[Present],
-    facts: Mapping[HostName, HostFacts],
-    declared: Mapping[HostName, Host],
-) -> tuple[New, ...]:
-    """A number and a port for each new replica: the smallest free ones of its host."""
-    numbers: dict[HostName, set[int]] = defaultdict(set)
-    for one in keep:
-        numbers[one.host].add(one.number)
-    ports: dict[HostName, list[int]] = {}
-    start: list[New] = []
-    for placed in placement:
-        host = declared[placed.host]
-        if placed.host not in ports:
-            found = free_ports(facts[placed.host], host.ports.first, host.ports.last)
-            ports[placed.host] = [] if isinstance(found, Unknown) else list(found)
-        if not ports[placed.host]:
-            raise Unplaceable(
-                f"{placed.host} has not enough free ports from {host.ports.first} to {host.ports.last}",
-                where=host.declared_at,
-                hints=("widen the host's `ports`",),
-            )
-        number = next(n for n in range(10_000) if n not in numbers[placed.host])
-        numbers[placed.host].add(number)
-        start.append(
-            New(replica=ReplicaId(f"{placed.host}/{number}"), placed=placed, port=ports[placed.host].pop(0))
-        )
-    return tuple(start)
-
-
 def _assembled(
     wish: Wish,
     declared: Mapping[HostName, Host],
     facts: Mapping[HostName, HostFacts],
     *,
     keep: tuple[Present, ...],
-    start: tuple[New, ...],
+    swapped: tuple[Swap, ...],
     gone: tuple[Present, ...],
-    stopped: frozenset[str],
 ) -> DeployPlan:
-    dialects = {
-        name: Dialect.of(host.runtime.value)
-        for name, host in facts.items()
-        if isinstance(host.runtime, Known)
-    }
     pool = wish.pool
-    launch = Launch(
-        pool=pool,
-        run=wish.run,
-        revision=wish.revision,
-        spec=spec_of(wish),
-        container=_container(wish),
-        health=wish.engine.health_path,
-        key=wish.key,
+    start = tuple(new for swap in swapped for new in swap.start)
+    endpoints = _endpoints(wish, declared, keep, start)
+    stage = Stage(
+        launch=Launch(
+            pool=pool,
+            run=wish.run,
+            revision=wish.revision,
+            spec=spec_of(wish),
+            container=_container(wish),
+            health=wish.engine.health_path,
+            key=wish.key,
+        ),
+        engine=wish.engine,
+        declared=declared,
+        dialects={
+            name: Dialect.of(host.runtime.value)
+            for name, host in facts.items()
+            if isinstance(host.runtime, Known)
+        },
+        served=wish.served,
+        routes=membership.route(
+            pool,
+            endpoints,
+            key=wish.key.reference if wish.key is not None else None,
+            health=wish.engine.health_path,
+            metrics=wish.engine.metrics_path,
+        ),
     )
-    making_room = tuple(one for one in gone if one.container.id in stopped)
-    steps = bring_up(launch, declared, dialects, start, making_room)
+    serving = frozenset(one.container.id for one in gone if one.up and stage.route_of(one) is not None)
+    order = waves(pool.strategy, pool.replicas, swapped, serving)
+    _check_names(wish, order)
+    steps = bring_up(stage, order)
     if wish.staging is not None:
         steps = staged_first(wish.staging.steps(sorted({one.host for one in start}), wish.run), steps)
+    plan = Plan(title=f"deploy pool {pool.name}, revision {wish.revision}", command=wish.command, steps=steps)
     return DeployPlan(
         pool=pool,
-        spec=launch.spec,
-        bring_up=Plan(
-            title=f"deploy pool {pool.name}, revision {wish.revision}",
-            command=wish.command,
-            steps=steps,
-            fingerprint=fingerprint({step.host: facts[step.host] for step in steps}),
-        ),
-        endpoints=_endpoints(wish, declared, keep, start),
+        spec=stage.launch.spec,
+        bring_up=replace(plan, fingerprint=fingerprint({host: facts[host] for host in plan.hosts})),
+        endpoints=endpoints,
         keep=keep,
         start=start,
         gone=gone,
-        stopped_first=stopped,
+        stopped_first=frozenset(one.container.id for wave in order for one in wave.stopped),
+        waves=order,
     )
+
+
+def _check_names(wish: Wish, order: Sequence[Wave]) -> None:
+    """Raises UsageError when old and new would serve together under different names."""
+    served, name = wish.served, wish.pool.public_name
+    together = len(order) > 1 or any(wave.watched for wave in order)
+    if served is not None and together and served.models != (name,):
+        raise UsageError(
+            f"clients of pool {wish.pool.name} use the name {', '.join(served.models)}, and the new replicas "
+            f"would answer to {name} only",
+            hints=(
+                f"keep the name: `served_name: {served.models[0]}`" if served.models else "",
+                "or change all at once: --strategy all-at-once, or blue-green",
+            ),
+        )
 
 
 def _endpoints(

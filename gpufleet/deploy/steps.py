@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gpufleet.change.model import Check, Irreversible, Step
@@ -27,34 +27,6 @@ class Launch:
     container: EngineContainer
     health: str
     key: Secret[str] | None
-
-
-def bring_up(
-    launch: Launch,
-    declared: Mapping[HostName, Host],
-    dialects: Mapping[HostName, Dialect],
-    start: Sequence[New],
-    making_room: Sequence[Present],
-) -> tuple[Step, ...]:
-    """Pull everywhere, then make room, start and ask; settle when every gate has said yes."""
-    container = launch.container
-    hosts = sorted({one.host for one in start})
-    pulls = [pull_step(host, dialects[host], container.image) for host in hosts]
-    pulled = frozenset(step.id for step in pulls)
-    stops = [stop_step(one, dialects[one.host], container.stop_timeout, pulled) for one in making_room]
-    starts: list[Step] = []
-    gates: list[Step] = []
-    for new in start:
-        room = frozenset(step.id for step in stops if step.host == new.host)
-        starts.append(_start_step(launch, new, declared[new.host], dialects[new.host], pulled | room))
-        gates.append(_gate_step(launch, new, declared[new.host], dialects[new.host]))
-    ready = frozenset(step.id for step in gates)
-    settles = [
-        _settle_step(launch.run, dialects[host], [step for step in starts if step.host == host], ready)
-        for host in hosts
-        if dialects[host].updates
-    ]
-    return (*pulls, *stops, *starts, *gates, *settles)
 
 
 def pull_step(host: HostName, dialect: Dialect, image: str) -> Step:
@@ -99,13 +71,13 @@ def stop_step(present: Present, dialect: Dialect, grace: int, after: frozenset[S
     )
 
 
-def _start_id(new: New) -> StepId:
+def start_id(new: New) -> StepId:
     return StepId(f"start-{new.host}-{new.number}")
 
 
-def _start_step(launch: Launch, new: New, host: Host, dialect: Dialect, after: frozenset[StepId]) -> Step:
+def start_step(launch: Launch, new: New, host: Host, dialect: Dialect, after: frozenset[StepId]) -> Step:
     """Start one replica; undoing it removes the container, whatever became of it."""
-    pool, step = launch.pool, _start_id(new)
+    pool, step = launch.pool, start_id(new)
     bind = bind_address(host)
     address = "" if bind is None else f"[{bind}]:" if ":" in bind else f"{bind}:"
     words = commands.run_words(
@@ -139,7 +111,7 @@ def _start_step(launch: Launch, new: New, host: Host, dialect: Dialect, after: f
     )
 
 
-def _gate_step(launch: Launch, new: New, host: Host, dialect: Dialect) -> Step:
+def gate_step(launch: Launch, new: New, host: Host, dialect: Dialect) -> Step:
     """Ask one replica until it is ready; changes nothing, so there is nothing to undo."""
     return Step(
         id=StepId(f"gate-{new.host}-{new.number}"),
@@ -151,22 +123,24 @@ def _gate_step(launch: Launch, new: New, host: Host, dialect: Dialect) -> Step:
             dialect,
             launch.pool,
             run=launch.run,
-            step=_start_id(new),
+            step=start_id(new),
             base=url_of(bind_address(host) or "127.0.0.1", new.port),
             inner=url_of("127.0.0.1", launch.container.port),
             health=launch.health,
             key=launch.key,
         ),
-        after=frozenset({_start_id(new)}),
+        after=frozenset({start_id(new)}),
         phase="gate",
     )
 
 
-def _settle_step(run: RunId, dialect: Dialect, starts: Sequence[Step], after: frozenset[StepId]) -> Step:
+def settle_step(
+    run: RunId, dialect: Dialect, starts: Sequence[Step], after: frozenset[StepId], *, tail: str = ""
+) -> Step:
     """From now on the runtime brings the replicas back by itself, whatever ended them."""
     steps, host = tuple(step.id for step in starts), starts[0].host
     return Step(
-        id=StepId(f"settle-{host}"),
+        id=StepId(f"settle-{host}{tail}"),
         host=host,
         title=f"restart policy {commands.WHEN_READY} for {len(steps)} replica(s)",
         do=(commands.policy(dialect, run, steps, commands.WHEN_READY),),

@@ -14,8 +14,8 @@ from gpufleet.change.model import Plan
 from gpufleet.change.records import journal_file
 from gpufleet.change.records.document import Resolve
 from gpufleet.clock import SystemClock
+from gpufleet.deploy import gate, traffic, traffic_acts
 from gpufleet.deploy.footing import footing, moved
-from gpufleet.deploy.gate import PREDICATES
 from gpufleet.deploy.plan import fingerprint
 from gpufleet.deploy.staging import ask, looks, s3
 from gpufleet.deploy.survey import survey
@@ -50,13 +50,24 @@ class Tools:
 
     @classmethod
     def of(
-        cls, inventory: Inventory, change: ChangeTools, warn: Callable[[str], None] = lambda _line: None
+        cls,
+        inventory: Inventory,
+        change: ChangeTools,
+        warn: Callable[[str], None] = lambda _line: None,
+        *,
+        proxies: Sequence[str] = (),
     ) -> Tools:
-        """With our predicates, and the store in the change's state directory."""
-        known = replace(change, predicates={**change.predicates, **PREDICATES, **looks.PREDICATES})
-        return cls(
-            inventory=inventory, change=known, store=PoolStore(change.state_dir, change.clock), warn=warn
+        """With our predicates and acts, and the store in the change's state directory.
+
+        `proxies`: admin addresses of the proxies that read this machine's route table.
+        """
+        store = PoolStore(change.state_dir, change.clock)
+        known = replace(
+            change,
+            predicates={**change.predicates, **gate.PREDICATES, **traffic.PREDICATES, **looks.PREDICATES},
+            acts={**change.acts, **traffic_acts.acts(store, proxies)},
         )
+        return cls(inventory=inventory, change=known, store=store, warn=warn)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,6 +25,12 @@ from gpufleet.pools.model import (
     Pool,
     SliceWish,
 )
+from gpufleet.pools.strategy_document import (
+    StrategyDocument,
+    StrategyName,
+    strategy_document,
+    strategy_of,
+)
 from gpufleet.pools.weights_document import Weights, check_weights, weights_of, weights_written
 from gpufleet.redact import Secret, scrub
 
@@ -109,7 +115,7 @@ class PoolDocument(_Shape, frozen=True, kw_only=True):
     slice: SliceDocument = SliceDocument()
     engine: EngineDocument = EngineDocument()
     weights: Weights | None = None
-    strategy: Literal["all-at-once"] = "all-at-once"
+    strategy: StrategyName | StrategyDocument = "all-at-once"
     gate: GateDocument = GateDocument()
     limits: LimitsDocument = LimitsDocument()
     kv_offload: Annotated[float, Meta(gt=0, le=16_384)] | None = None
@@ -184,6 +190,7 @@ def from_model(pool: Pool) -> dict[str, Any]:
             lint="warn" if pool.engine.lint == "warn" else "strict",
         ),
         weights=weights_written(pool.weights, pool.staging),
+        strategy=strategy_document(pool.strategy),
         gate=GateDocument(
             stall=pool.gate.stall, within=pool.gate.within, every=pool.gate.every, prompt=pool.gate.prompt
         ),
@@ -249,7 +256,7 @@ def _built(document: PoolDocument, name: str) -> Pool:
             memlock=limits.memlock,
         ),
         kv_offload=document.kv_offload,
-        strategy=document.strategy,
+        strategy=strategy_of(document.strategy),
         members=tuple(
             Member(replica=ReplicaId(replica), weight=member.weight, state=MemberState(member.state))
             for replica, member in document.members.items()

@@ -67,6 +67,26 @@ def with_pool(table: RouteTable, pool: PoolRoute) -> RouteTable:
     return _pools(table, (*others, pool))
 
 
+def shifted(
+    table: RouteTable, head: PoolRoute, before: Sequence[EndpointRoute], after: Sequence[EndpointRoute]
+) -> RouteTable:
+    """The table with the members `before` of one pool in the state `after`; members are told apart by address.
+
+    Doing it twice changes nothing more, and with `before` and `after` exchanged it is undone. `head` says the pool's
+    name, models and algorithm, without members. A pool of which nothing is left is taken out.
+    """
+    known = next((pool for pool in table.pools if pool.name == head.name), head)
+    going = {one.url for one in (*before, *after)}
+    members = (*(one for one in known.endpoints if one.url not in going), *after)
+    if not members:
+        return without_pool(table, head.name)
+    ordered = tuple(sorted(members, key=lambda one: (one.id, one.url)))
+    return with_pool(
+        table,
+        PoolRoute(name=head.name, algorithm=head.algorithm, models=head.models, endpoints=ordered),
+    )
+
+
 def without_pool(table: RouteTable, name: str) -> RouteTable:
     """The table without that pool."""
     return _pools(table, tuple(known for known in table.pools if known.name != name))

@@ -74,6 +74,38 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StrategyWish:
+    """How replicas are replaced.
+
+    Attributes:
+        kind: one of STRATEGIES.
+        max_unavailable: replicas that may be out of service at once, as a number or `25%` of those wanted.
+        canary: new replicas that are watched before the others follow, as a number or a share.
+        traffic: share of requests in percent that canaries get; None gives every replica the same.
+        observe: seconds that new replicas are watched.
+        min_requests: answers of the new ones that are enough to judge by.
+        deadline: seconds that are waited for that many; then nothing is known, and `unknown` says what follows.
+        unknown: `rollback`, or `proceed` without a judgement.
+        max_error_rate: errors in percent of the new ones' answers that are allowed beyond the old ones' share.
+        max_ttft: how many times the old ones' mean time to first token is allowed.
+    """
+
+    kind: str = "all-at-once"
+    max_unavailable: int | str = 1
+    canary: int | str = 1
+    traffic: int | None = None
+    observe: float = 0.0
+    min_requests: int = 20
+    deadline: float = 900.0
+    unknown: str = "rollback"
+    max_error_rate: float = 1.0
+    max_ttft: float = 2.0
+
+
+STRATEGIES = ("all-at-once", "rolling", "canary", "blue-green")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Member:
     """Weight and state that an operator set for one replica."""
 
@@ -137,7 +169,7 @@ class Pool:
     gate: GateWish = field(default_factory=GateWish)
     limits: Limits = field(default_factory=Limits)
     kv_offload: float | None = None
-    strategy: str = "all-at-once"
+    strategy: StrategyWish = field(default_factory=StrategyWish)
     members: tuple[Member, ...] = ()
     owner: str = ""
     hosts_at: str = field(default="", compare=False)

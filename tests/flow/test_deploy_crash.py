@@ -85,7 +85,7 @@ def scene(tmp_path, *, in_place):
     return site, site.pool(engine=OTHER)
 
 
-FIRST, IN_PLACE = 1 + 2 * 8 + 1, 1 + 2 * 10 + 1
+FIRST, IN_PLACE = 1 + 2 * 8 + 1, 1 + 2 * 13 + 1
 """Records up to `publishing`: opened, an intent and an outcome a step, publishing."""
 CASES = [(False, count) for count in range(1, FIRST + 1)] + [
     (True, count) for count in range(1, IN_PLACE + 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from gpufleet.change.model import (
     CannotTell,
@@ -40,7 +41,7 @@ def said(answer: Exit, words: tuple[str, ...]) -> Verdict:
 PREDICATES: Predicates = {"said": said}
 
 
-def look(name: str, word: str, **changes: float) -> Check:
+def look(name: str, word: str, **changes: Any) -> Check:
     command = Command(script=LOOK, argv=(name,), mutates=False)
     return Check(look=command, expect="said", data=(word,), **changes)
 

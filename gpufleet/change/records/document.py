@@ -65,6 +65,7 @@ class CheckRecord(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknow
     within: float = 0.0
     stall: float = 0.0
     every: float = 2.0
+    wished: bool = False
 
 
 class StepRecord(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -208,7 +209,7 @@ def _step_value(record: StepRecord, resolve: Resolve) -> Step:
 
 def _check_record(check: Check, step: Step) -> CheckRecord:
     look = _command_record(check.look, step)
-    return CheckRecord(look, check.expect, check.data, check.within, check.stall, check.every)
+    return CheckRecord(look, check.expect, check.data, check.within, check.stall, check.every, check.wished)
 
 
 def _check_value(record: CheckRecord, resolve: Resolve) -> Check:
@@ -219,6 +220,7 @@ def _check_value(record: CheckRecord, resolve: Resolve) -> Check:
         within=record.within,
         stall=record.stall,
         every=record.every,
+        wished=record.wished,
     )
 
 

@@ -1,6 +1,6 @@
 """The journal's copies on the touched hosts: lines wait here until a command carries them along.
 
-A host's copy is always a prefix of what concerns it: its own steps and the whole run. The intent of an act travels
+A host's copy is always a prefix of what concerns it: its own steps, those on the operator's machine and the whole run. The intent of an act travels
 with the act's first command and is written there before that command runs; outcomes travel with the next command,
 the last ones with the release of the lease. Sequence numbers make a line that was carried twice harmless.
 """
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from gpufleet.change import events
 from gpufleet.change.machine import State, evolve, opened
-from gpufleet.change.model import Plan
+from gpufleet.change.model import HERE, Plan
 from gpufleet.change.records import journal
 from gpufleet.change.records.journal import Intent, Observed, Outcome, Record
 from gpufleet.change.table import Phase
@@ -47,7 +47,7 @@ class Mirror:
         body = record.body
         hosts = (
             [self._hosts[StepId(body.step)]]
-            if isinstance(body, Intent | Outcome | Observed)
+            if isinstance(body, Intent | Outcome | Observed) and self._hosts[StepId(body.step)] != HERE
             else self._waiting
         )
         for host in tuple(hosts):

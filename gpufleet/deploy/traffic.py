@@ -1,0 +1,140 @@
+"""Members of a pool taken out of the route table and put in, and waited for: steps on this machine, as values.
+
+A shift says which members it finds and which it leaves, whole, so that the exchange of the two undoes it, and so that
+members it does not name, other pools, and what an operator sets meanwhile are left alone. Every proxy reads the table
+by itself; a shift is done when the time in which it does has passed. `traffic_acts` carries all of this out.
+
+A member is drained when nobody counts a request of it in flight: neither a proxy of this machine, nor the engine's own
+metrics page, asked on its host. One of the two is enough to know; when neither answers nothing is known, and unknown
+is waited for to the deadline as if it were busy. A member whose container is down has nothing in flight.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from gpufleet.change.model import HERE, CannotTell, Check, Fails, Holds, Predicate, Step, Verdict, Waits
+from gpufleet.names import StepId
+from gpufleet.pools.routes import EndpointRoute
+from gpufleet.remote.command import Command
+from gpufleet.remote.result import Exit
+
+DRAIN_DEADLINE = 600.0
+
+DOWN = frozenset({"gone", "created", "exited", "dead"})
+"""States of a container in which nothing can be in flight."""
+
+
+class Shift(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Members of one pool as they are found and as they are left. `algorithm`: the pool's while this holds."""
+
+    pool: str
+    models: tuple[str, ...]
+    algorithm: str
+    before: tuple[EndpointRoute, ...]
+    after: tuple[EndpointRoute, ...]
+
+
+class Place(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One member and how it is asked.
+
+    Attributes:
+        runtime, root: the runtime's program on the host, and whether it is reached through sudo.
+        filters: two filters of the runtime that find its container: by id, or by the labels of its run and step.
+        base, inner: where the host, and where the container itself, reaches the engine.
+        busy: regular expression of the metrics whose value is 0 when it has nothing to do.
+        url: how proxies know it.
+    """
+
+    pool: str
+    host: str
+    runtime: str
+    root: bool
+    filters: tuple[str, str]
+    base: str
+    inner: str
+    health: str
+    metrics: str
+    busy: str
+    url: str
+
+
+def shift_step(
+    step: str, title: str, shift: Shift, *, undone: str | None = None, after: frozenset[StepId]
+) -> Step:
+    """Publish members in another state; the undo publishes them as they were. `undone`: the algorithm before."""
+    back = msgspec.structs.replace(
+        shift, before=shift.after, after=shift.before, algorithm=undone or shift.algorithm
+    )
+    return Step(
+        id=StepId(step),
+        host=HERE,
+        title=title,
+        do=(_named("shift-routes", shift, mutates=True),),
+        undo=(_named("shift-routes", back, mutates=True),),
+        verify=Check(look=_named("see-routes", shift), expect="said-so"),
+        absent=Check(look=_named("see-routes", back), expect="said-so"),
+        after=after,
+        phase="route",
+    )
+
+
+def drained(place: Place, limit: float = DRAIN_DEADLINE) -> Check:
+    """Until the member has nothing in flight, or the deadline has come."""
+    return Check(look=_named("see-member", place), expect="drained", within=limit, every=1.0, wished=True)
+
+
+def ready_again(place: Place, *, within: float, stall: float) -> Check:
+    """Until a member that was started again answers /health; one that only never does is not waited for longer."""
+    return Check(
+        look=_named("see-member", place), expect="healthy", within=within, stall=stall, every=2.0, wished=True
+    )
+
+
+def always() -> Check:
+    """What needs no look: there is nothing to do on the way forward."""
+    return Check(look=Command(argv=("nothing",), mutates=False), expect="said-so")
+
+
+def _named(act: str, what: Shift | Place, *, mutates: bool = False) -> Command:
+    return Command(argv=(act, msgspec.json.encode(what).decode()), mutates=mutates)
+
+
+def said_so(answer: Exit, data: tuple[str, ...]) -> Verdict:
+    """Whether the act that looks says yes."""
+    del data
+    return Holds() if answer.ok else Waits(reason=answer.stderr)
+
+
+def nothing_in_flight(answer: Exit, data: tuple[str, ...]) -> Verdict:
+    """Whether nobody counts a request in flight, and somebody counts."""
+    del data
+    lines = answer.stdout.splitlines()
+    if len(lines) < 2:
+        return CannotTell("the member was not asked")
+    known = [line for line in lines[:2] if line != "?"]
+    if not known:
+        return Waits(reason="what is in flight is not known: neither a proxy nor its metrics page answers")
+    if all(line == "0" for line in known):
+        return Holds()
+    return Waits(progress=" ".join(known), reason=f"{max(known, key=int)} request(s) in flight")
+
+
+def healthy(answer: Exit, data: tuple[str, ...]) -> Verdict:
+    """Whether a member that was started again answers /health."""
+    del data
+    state, _, log = (answer.stdout.splitlines() or ["?"])[-1].partition(" ")
+    if state == "ready":
+        return Holds()
+    if state in DOWN:
+        return Fails(f"the replica that was started again is {state}", "look at its log: `docker logs`")
+    return Waits(progress=f"{state} {log}", reason=f"{state}, not ready yet")
+
+
+PREDICATES: Mapping[str, Predicate] = {
+    "said-so": said_so,
+    "drained": nothing_in_flight,
+    "healthy": healthy,
+}

@@ -1,0 +1,179 @@
+"""What steps on this machine do for a deploy: publish members in another state, and ask how one member is."""
+
+from __future__ import annotations
+
+import http.client
+import re
+from collections.abc import Mapping, Sequence
+from functools import partial
+
+import msgspec
+
+from gpufleet.change.here import Errand, HereActs
+from gpufleet.deploy.commands import Dialect
+from gpufleet.deploy.gate import PYTHON
+from gpufleet.deploy.traffic import DOWN, Place, Shift
+from gpufleet.engine import diagnose
+from gpufleet.names import HostName
+from gpufleet.pools.membership import shifted
+from gpufleet.pools.routes import PoolRoute, RouteTable
+from gpufleet.pools.store import PoolStore
+from gpufleet.redact import scrub
+from gpufleet.remote.result import Exit, Lost
+
+READ_BY_ALL = 2.0
+"""Seconds in which every proxy reads a new route table."""
+
+_ASK_PROXY = 2.0
+
+LOOK = """
+runtime=$1 one=$2 two=$3 base=$4 inner=$5 health=$6 metrics=$7 python=$8
+no_proxy='*' NO_PROXY='*'
+export no_proxy NO_PROXY
+id=$("$runtime" ps -aq --no-trunc --filter "$one" --filter "$two") || exit 1
+echo "== state"
+if [ -z "$id" ]; then
+  echo gone
+  exit 0
+fi
+state=$("$runtime" inspect --format '{{.State.Status}}' "$id") || exit 1
+printf '%s\\n' "$state"
+ask() {
+  if command -v curl >/dev/null 2>&1; then
+    curl -s -m 5 -w '\\nstatus %{http_code}\\n' "$base$1"
+  else
+    printf '' | "$runtime" exec -i "$id" python3 -c "$python" "$inner$1" ''
+  fi
+}
+if [ "$state" = running ]; then
+  echo "== health"
+  ask "$health"
+  echo "== metrics"
+  ask "$metrics" | grep -E "^status|^[a-z_]+:num_requests_"
+fi
+echo "== log"
+"$runtime" logs --tail 5 "$id" 2>&1
+exit 0
+"""
+
+_HEADING = re.compile(r"^== (state|health|metrics|log)$", re.MULTILINE)
+
+
+def acts(store: PoolStore, proxies: Sequence[str]) -> HereActs:
+    """Every act of a deploy. `proxies`: admin addresses, `host:port`, of proxies that read this machine's table."""
+    return {
+        "shift-routes": partial(_shift, store),
+        "see-routes": partial(_see_routes, store),
+        "see-member": partial(_see_member, tuple(proxies)),
+        "nothing": lambda _errand, _words: Exit(code=0),
+    }
+
+
+def _shift(store: PoolStore, errand: Errand, words: tuple[str, ...]) -> Exit:
+    shift = msgspec.json.decode(words[0], type=Shift)
+    before = store.routes().generation
+    if store.publish(lambda table: _shifted(table, shift)).generation != before:
+        errand.clock.sleep(READ_BY_ALL)
+    return Exit(code=0)
+
+
+def _see_routes(store: PoolStore, errand: Errand, words: tuple[str, ...]) -> Exit:
+    del errand
+    shift = msgspec.json.decode(words[0], type=Shift)
+    table = store.routes()
+    same = _shifted(table, shift).pools == table.pools
+    return Exit(code=0) if same else Exit(code=1, stderr="the route table says otherwise")
+
+
+def _shifted(table: RouteTable, shift: Shift) -> RouteTable:
+    head = PoolRoute(name=shift.pool, algorithm=shift.algorithm, models=shift.models)
+    return shifted(table, head, shift.before, shift.after)
+
+
+def _see_member(proxies: Sequence[str], errand: Errand, words: tuple[str, ...]) -> Exit:
+    """Three lines: what the proxies count in flight, what the engine does, and how it is; `?` for unknown."""
+    place = msgspec.json.decode(words[0], type=Place)
+    dialect = Dialect(place.runtime, "", root=place.root, updates=True, rootless=False)
+    look = dialect.script(
+        LOOK,
+        *place.filters,
+        place.base,
+        place.inner,
+        place.health,
+        place.metrics,
+        PYTHON,
+        mutates=False,
+        timeout=60.0,
+    )
+    counted = [count for proxy in proxies if (count := in_flight(proxy, place)) is not None]
+    by_proxy = str(max(counted)) if counted else "?"
+    outcome = errand.ask(HostName(place.host), look)
+    if isinstance(outcome, Lost) or not outcome.ok:
+        return Exit(code=0, stdout=f"{by_proxy}\n?\n?\n")
+    parts = _parts(outcome.stdout)
+    state = parts.get("state", "").strip()
+    if state in DOWN:
+        return Exit(code=0, stdout=f"0\n0\n{state}\n")
+    healthy = "ready" if parts.get("health", "").rstrip().endswith("status 200") else state or "?"
+    log = diagnose.said(scrub(parts.get("log", "").strip().rpartition("\n")[2]))
+    return Exit(
+        code=0, stdout=f"{by_proxy}\n{_at_work(parts.get('metrics', ''), place.busy)}\n{healthy} {log}\n"
+    )
+
+
+def _parts(text: str) -> Mapping[str, str]:
+    found = _HEADING.split(text)
+    return dict(zip(found[1::2], found[2::2], strict=False))
+
+
+def _at_work(page: str, busy: str) -> str:
+    """Requests that the engine runs or holds, by its own metrics."""
+    if not page.rstrip().endswith("status 200"):
+        return "?"
+    values = [line.rpartition(" ")[2] for line in page.splitlines() if re.search(busy, line)]
+    try:
+        return str(int(sum(float(value) for value in values))) if values else "?"
+    except ValueError:
+        return "?"
+
+
+def in_flight(proxy: str, place: Place) -> int | None:
+    """What one proxy counts; None when it does not answer or does not know the member.
+
+    A proxy that still sends new requests to it counts at least one: it has not read the table yet.
+    """
+    host, _, port = proxy.rpartition(":")
+    try:
+        connection = http.client.HTTPConnection(host.strip("[]"), int(port), timeout=_ASK_PROXY)
+        try:
+            connection.request("GET", "/admin/members")
+            page = msgspec.json.decode(connection.getresponse().read(), type=_Page)
+        finally:
+            connection.close()
+    except (OSError, ValueError, http.client.HTTPException, msgspec.MsgspecError):
+        return None
+    found = [
+        max(member.in_flight, 0 if member.state == "draining" else 1)
+        for pool in page.pools
+        if pool.pool == place.pool
+        for member in pool.members
+        if member.endpoint == place.url
+    ]
+    return max(found) if found else None
+
+
+class _Member(msgspec.Struct, frozen=True):
+    endpoint: str
+    state: str
+    in_flight: int
+
+
+class _Pool(msgspec.Struct, frozen=True):
+    pool: str
+    members: tuple[_Member, ...]
+
+
+class _Page(msgspec.Struct, frozen=True):
+    """What `/admin/members` of a proxy says, as far as it matters here."""
+
+    pools: tuple[_Pool, ...]

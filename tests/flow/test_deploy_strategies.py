@@ -1,0 +1,123 @@
+"""Strategies over simulated hosts: who serves at every moment, and that going back is the mirror."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from gpufleet.change.events import Ended
+from gpufleet.deploy.flow import carry_out, prepare
+from gpufleet.errors import RolledBack, Unplaceable, UsageError
+from gpufleet.lab.faults import Fault, Kind
+from gpufleet.pools.model import EngineWish, SliceWish, StrategyWish
+from gpufleet.pools.store import PoolStore
+from tests.kit.deploy_site import IMAGE, Site
+
+OTHER = EngineWish(image=IMAGE, args=("--max-model-len", "4096"))
+ROLLING = StrategyWish(kind="rolling")
+UNSTART = 'rm -f "$HOME/.gpufleet/env/$run-$step"\nids'
+"""A part of the script that removes what a start left, and of no other."""
+
+
+class Watched(Site):
+    """A site that notes, after every act, which members are published as active, and asks each whether it is ready."""
+
+    def tools(self, *faults, transport=None):
+        tools = super().tools(*faults, transport=transport)
+        self.serving: list[dict[tuple[str, str], bool]] = []
+
+        def tell(step, event):
+            self.events.append(event)
+            if isinstance(event, Ended):
+                self.serving.append(self.active())
+
+        return replace(tools, change=replace(tools.change, observer=tell))
+
+    def active(self):
+        """Active members by replica and address: whether each answers /health."""
+        return {
+            (one.id, one.url): self.fleet[one.id.partition("/")[0]]
+            .sh(f"curl -s -f -m 5 -o /dev/null {one.url}/health")
+            .code
+            == 0
+            for pool in PoolStore(self.path / "state", self.clock).routes().pools
+            for one in pool.endpoints
+            if one.state == "active"
+        }
+
+    def fewest(self):
+        """How few members were active and ready at the worst moment."""
+        return min(sum(members.values()) for members in self.serving)
+
+    def order(self):
+        """The steps in the order in which they ended, without their hosts' numbers."""
+        return [event.step for event in self.events if isinstance(event, Ended)]
+
+
+def state(site):
+    return site.containers(), site.routes(), site.environment_files(), site.leases()
+
+
+@pytest.mark.parametrize(("limit", "fewest"), [(1, 3), (2, 2), ("50%", 2), ("100%", 0)])
+def test_rolling_in_place_holds_its_limit(tmp_path, limit, fewest):
+    site = Watched(tmp_path, count=2, gpus="2xH100-80GB")
+    site.deploy(site.pool(replicas=4))
+    pool = site.pool(replicas=4, engine=OTHER, strategy=replace(ROLLING, max_unavailable=limit))
+    assert site.deploy(pool).outcome == "committed"
+    assert site.fewest() == fewest
+    assert {name: len(found) for name, found in site.pools_containers().items()} == {"gpu-01": 2, "gpu-02": 2}
+    assert sorted(len(found) for found in site.containers().values()) == [4, 4]
+    assert len(site.routes()["chat"]) == 4
+    assert not site.changes(pool)
+    assert site.leases() == []
+
+
+def test_rolling_alongside_stops_nobody_and_leaves_nobody(tmp_path):
+    site = Watched(tmp_path, count=2, gpus="4xH100-80GB")
+    site.deploy(site.pool(replicas=4))
+    pool = site.pool(replicas=4, engine=OTHER, strategy=ROLLING)
+    assert site.deploy(pool).outcome == "committed"
+    assert site.fewest() == 4
+    assert not any(step.startswith("stop") for step in site.order())
+    assert sum(map(len, site.pools_containers().values())) == 4
+    assert not site.changes(pool)
+
+
+@pytest.mark.parametrize("wave", [0, 1, 2, 3])
+@pytest.mark.parametrize(("gpus", "fewest"), [("2xH100-80GB", 3), ("4xH100-80GB", 4)])
+def test_a_replica_that_never_gets_ready_takes_every_wave_back(tmp_path, wave, gpus, fewest):
+    site = Watched(tmp_path, count=2, gpus=gpus)
+    site.deploy(site.pool(replicas=4))
+    before = state(site)
+    tools = site.tools()
+    pool = site.pool(replicas=4, engine=OTHER, strategy=ROLLING)
+    prepared = prepare(tools, pool, command="pool deploy chat")
+    new = prepared.plan.waves[wave].start[0]
+    step = f"start-{new.host}-{new.number}"
+    faults = [
+        Fault(kind=Kind.ENGINE, host=new.host, pattern=f" {step} ", detail="crash"),
+        Fault(kind=Kind.ENGINE, host=new.host, pattern=UNSTART, detail="ok"),
+    ]
+    site.events.clear()
+    with pytest.raises(RolledBack):
+        carry_out(site.tools(*faults), prepared)
+    assert site.fewest() == fewest
+    assert state(site) == before
+
+
+def test_what_would_stop_more_than_the_limit_is_refused(tmp_path):
+    site = Site(tmp_path, count=1, gpus="4xH100-80GB")
+    site.deploy(site.pool(replicas=4))
+    before = state(site)
+    wide = site.pool(replicas=1, slice=SliceWish(gpus=4), strategy=ROLLING)
+    with pytest.raises(Unplaceable, match="takes the place of 4 replicas"):
+        site.deploy(wide)
+    assert state(site) == before
+
+
+def test_another_name_for_clients_is_not_rolled(tmp_path):
+    site = Site(tmp_path, gpus="1xH100-80GB")
+    site.deploy()
+    with pytest.raises(UsageError, match="would answer to other only"):
+        site.deploy(site.pool(served_name="other", strategy=ROLLING))
