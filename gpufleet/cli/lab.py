@@ -71,7 +71,7 @@ def up(
 
 @app.command()
 def status(directory: Folder = None) -> None:
-    """Say whether simulated hosts run; exit status 3 when none do."""
+    """Say whether simulated hosts run; exit status 8 when none do."""
     from gpufleet.lab import background
 
     folder = _folder(directory)
@@ -86,7 +86,7 @@ def status(directory: Folder = None) -> None:
         Answer(
             command="lab status",
             outcome="ok" if alive else "no_change",
-            exit=ExitCode.OK if alive else ExitCode.CHANGES,
+            exit=ExitCode.OK if alive else ExitCode.PREFLIGHT,
             fields=fields,
             text=text,
         )

@@ -73,7 +73,7 @@ def gpufleet(*words: str, code: int = 0) -> dict[str, object]:
 def test_up_status_and_down(tmp_path: Path):
     folder = LabFolder(tmp_path / "lab")
     where = ("--dir", str(folder.path))
-    assert gpufleet("lab", "status", *where, code=3)["running"] is False
+    assert gpufleet("lab", "status", *where, code=8)["running"] is False
     up = gpufleet("lab", "up", "--hosts", "2", "--gpus", "1xA100-80GB", *where)
     process = background.find(folder)
     assert process is not None

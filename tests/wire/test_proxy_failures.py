@@ -304,8 +304,8 @@ def test_an_engine_that_cannot_be_reached_in_time(tmp_path):
         routes = RouteTable(pools=(PoolRoute(name="chat", models=("m",), endpoints=(endpoint,)),))
         with proxy(tmp_path, routes, timeouts=Timeouts(connect=0.2)) as running:
             status, _, body = running.post(ASK)
-            assert status == 502
-            assert b"no connection within" in body
+            assert status == 503  # nobody else is left to ask
+            assert b"Pool has no healthy members" in body
         for filler in fillers:
             filler.close()
 
@@ -321,6 +321,16 @@ def test_a_client_that_is_too_slow(tmp_path):
         with running.dial() as client:
             assert client.rest() == b""
     assert not engine.calls
+
+
+def test_as_soon_as_every_member_refuses_the_pool_has_nobody(tmp_path):
+    with engines(ordinary, ordinary) as members:
+        routes = table(*members)
+    with proxy(tmp_path, routes) as running:  # both are gone, and no probe has told yet
+        status, headers, body = running.post(ASK)
+        assert status == 503
+        assert b"Pool has no healthy members" in body
+        assert headers["retry-after"]
 
 
 def test_probes_take_a_dead_member_out_and_bring_it_back(tmp_path):

@@ -278,7 +278,9 @@ class Exchange:
         metrics.upstream_failures.add((self._pool.name, seat.id, failure.value))
         step = self._after(failure)
         if step is Next.GIVE_UP:
-            self._refuse(refusal)
+            # Nobody is left who could have been asked: that is the pool's state, not one engine's failure.
+            nobody = failure is Failure.CONNECT and self._others_tried + 1 >= len(self._ranked)
+            self._refuse(no_healthy_members() if nobody else refusal)
             return
         metrics.retries.add((self._pool.name, failure.value))
         if step is Next.SAME_MEMBER:
