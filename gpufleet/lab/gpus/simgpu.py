@@ -30,13 +30,13 @@ class Holder:
 
 @dataclass(slots=True, kw_only=True)
 class Instance:
-    """A GPU instance with one compute instance over all of it."""
+    """A GPU instance with one compute instance over all of it, or with none: then it takes room and serves nobody."""
 
     profile: Profile
     gi: int
     start: int
     uuid: str
-    ci: int = 0
+    ci: int | None = 0
 
     @property
     def memory_mib(self) -> int:
@@ -46,6 +46,21 @@ class Instance:
 
 class NoRoom(Exception):
     """The profile does not fit beside what is there."""
+
+
+@dataclass(slots=True)
+class Mishap:
+    """One change that goes wrong.
+
+    Attributes:
+        verb: `-cgi`, `-cci`, `-dgi`, `-dci`, `-mig` or `--gpu-reset`.
+        effect: the reason that is printed, `lie` for a success that did nothing, `slow` for an answer after 20 s.
+        skip: how many such commands go well before.
+    """
+
+    verb: str
+    effect: str
+    skip: int = 0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -74,7 +89,7 @@ class SimGpu:
         same = sum(one.profile.name == profile.name for one in self.instances)
         return min(len(self.free_starts(profile)), profile.total - same)
 
-    def create(self, name: str, start: int | None = None) -> Instance:
+    def create(self, name: str, start: int | None = None, *, compute: bool = True) -> Instance:
         """A GPU instance and its compute instance; raises `NoRoom`, or `KeyError` for an unknown profile."""
         profile = self.board.profile(name)
         if profile is None:
@@ -82,11 +97,37 @@ class SimGpu:
         free = self.free_starts(profile) if self.free_count(profile) > 0 else []
         if not self.mig or not free or (start is not None and start not in free):
             raise NoRoom(name)
-        place = free[-1] if start is None else start
+        place = self._own_choice(profile, free) if start is None else start
         gi = self._instance_id(profile.size, place)
-        instance = Instance(profile=profile, gi=gi, start=place, uuid=uuid_of("MIG", self.uuid, str(gi), "0"))
+        instance = Instance(
+            profile=profile,
+            gi=gi,
+            start=place,
+            uuid=uuid_of("MIG", self.uuid, str(gi), "0"),
+            ci=0 if compute else None,
+        )
         self.instances.append(instance)
         return instance
+
+    def _own_choice(self, profile: Profile, free: list[int]) -> int:
+        """Where the driver puts an instance itself: where it takes the fewest places from larger ones.
+
+        This gives the ids of the captured lists but for those of the two halves of an A100, which captures number
+        in both ways.
+        """
+        taken = self.occupied()
+
+        def blocks(start: int) -> int:
+            return sum(
+                place < start + profile.size
+                and start < place + one.size
+                and not taken & set(range(place, place + one.size))
+                for one in self.board.profiles
+                for place in one.starts
+                if one.size > 1
+            )
+
+        return min(free, key=lambda start: (blocks(start), start))
 
     def _instance_id(self, size: int, start: int) -> int:
         if size == 8:
@@ -106,8 +147,9 @@ class SimGpu:
         self.instances = []
 
     def devices(self) -> list[tuple[int, Instance]]:
-        """Slices as `-L` numbers them: larger first, then by place."""
-        ordered = sorted(self.instances, key=lambda one: (-one.profile.size, one.start))
+        """Slices as `-L` numbers them: larger first, then by place; one without a compute instance is not seen."""
+        seen = (one for one in self.instances if one.ci is not None)
+        ordered = sorted(seen, key=lambda one: (-one.profile.size, one.start))
         return list(enumerate(ordered))
 
 
@@ -118,6 +160,9 @@ class GpuSet:
     Attributes:
         trouble: empty, or one of `no-driver`, `mismatch`, `no-devices`, `hang`.
         holders: asks who uses what.
+        clients: what holds a GPU without being a process on it (a monitor's handles, a display server), by UUID.
+        passthrough: a virtual machine in which a GPU cannot be reset.
+        mishaps: changes that go wrong by script, the first of a verb first.
         strict: whether only root may list instances, as on a host whose capabilities were not opened.
     """
 
@@ -127,6 +172,9 @@ class GpuSet:
     trouble: str = ""
     strict: bool = True
     holders: Callable[[], Iterable[Holder]] = tuple
+    clients: dict[str, str] = field(default_factory=dict)
+    passthrough: bool = False
+    mishaps: list[Mishap] = field(default_factory=list)
     other_mib: dict[str, int] = field(default_factory=dict)
     """Memory that something outside containers holds, by GPU UUID."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from gpufleet.lab.gpus import mig_changes
 from gpufleet.lab.gpus import smi_tables as tables
 from gpufleet.lab.gpus.simgpu import GpuSet, SimGpu
 from gpufleet.lab.shell.call import Call, Program
@@ -40,7 +41,14 @@ def smi_program(devices: GpuSet) -> Program:
             call.say("No devices were found")
             return 6
         if words[:1] == ["mig"]:
+            asked = mig_changes.parse(words[1:])
+            if asked is not None:
+                return mig_changes.change(call, devices, chosen, asked)
             return _mig(call, devices, chosen, words[1:])
+        if words[:1] in (["-mig"], ["--multi-instance-gpu"]) and words[1:] in (["0"], ["1"]):
+            return mig_changes.set_mode(call, devices, chosen, on=words[1] == "1")
+        if words in (["-r"], ["--gpu-reset"]):
+            return mig_changes.reset(call, devices, chosen)
         return _query(call, devices, chosen, words)
 
     return program
@@ -211,7 +219,7 @@ def _mig(call: Call, devices: GpuSet, gpus: list[SimGpu], words: list[str]) -> i
         if devices.strict and call.user != "root":
             call.say(f"Failed to display {noun} instances: Insufficient Permissions")
             return 4
-        if not any(gpu.instances for gpu in enabled):
+        if not any(gpu.devices() if noun == "compute" else gpu.instances for gpu in enabled):
             call.say(f"No {noun} instances found: Not Found")
             return 6
     call.say(*shows[words[0]]())

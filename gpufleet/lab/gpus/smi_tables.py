@@ -105,6 +105,8 @@ def compute_instances(gpus: Iterable[SimGpu], generation: int) -> list[str]:
     out.append(f"|{'=' * inside}|")
     for gpu in gpus:
         for one in _shuffled(gpu):
+            if one.ci is None:
+                continue
             place = f"{f'0:{min(one.profile.size, 7)}':>13}     " if placed else "     "
             out.append(
                 f"|   {gpu.index}{one.gi:>7}       MIG {plain(one.profile.name):<17}0{one.ci:>10}{place}|"
@@ -175,7 +177,7 @@ def _memory_xml(indent: str, total: int, used: int) -> list[str]:
 
 
 def _slices_xml(devices: GpuSet, gpu: SimGpu) -> list[str]:
-    if not gpu.instances:
+    if not gpu.devices():
         return ["\t\t<mig_devices>", "\t\t\tNone", "\t\t</mig_devices>"]
     held: dict[str, int] = {}
     for _, instance, memory in devices.processes(gpu):
