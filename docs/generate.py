@@ -127,6 +127,9 @@ def commands() -> Iterator[tuple[str, Any]]:
     for group in GROUPS:
         module = importlib.import_module(f"gpufleet.cli.{group}")
         root: Any = typer.main.get_command(module.app)
+        if not hasattr(root, "commands"):  # a command that stands alone
+            yield group, root
+            continue
         for name, command in sorted(root.commands.items()):
             yield f"{group} {name}", command
 
@@ -159,11 +162,34 @@ def _parameter(item: Any) -> str:
     return f"| `{names}` | {cell(text)} |"
 
 
+def failures_page() -> str:
+    from gpufleet.engine.diagnose import SIGNATURES
+    from gpufleet.engine.signatures.phases import PHASES
+
+    lines = [
+        "# Failures that are known",
+        "",
+        "What `gpufleet explain` and a failed deploy name as the cause. See [the guide](../guides/diagnosis.md).",
+        "",
+        "| id | kind | a line holds | what to do |",
+        "|---|---|---|---|",
+    ]
+    for one in SIGNATURES:
+        words = ", ".join(f"`{needle.replace('`', ' ').strip()}`" for needle in one.needles)
+        lines.append(f"| `{one.id}` | {one.kind.value} | {cell(words)} | {cell(one.fix)} |")
+    lines += ["", "## Phases of a start", "", "| phase | a line holds |", "|---|---|"]
+    lines += [
+        f"| `{one.id}` | {', '.join(f'`{needle.strip()}`' for needle in one.needles)} |" for one in PHASES
+    ]
+    return "\n".join([*lines, ""])
+
+
 PAGES: dict[str, Callable[[], str]] = {
     "docs/architecture/floor-plan.md": floor_plan,
     "docs/reference/errors.md": error_page,
     "docs/reference/exit-codes.md": exit_page,
     "docs/reference/cli.md": cli_page,
+    "docs/reference/failures.md": failures_page,
 }
 
 

@@ -212,8 +212,8 @@ class Hands:
                 return self._ended(step, act, Result.SUCCEEDED)
             case Fails(reason=reason, hint=hint):
                 return self._ended(step, act, Result.FAILED, reason, hint)
-            case Waits(reason=reason):
-                return self._ended(step, act, Result.FAILED, reason or "not there")
+            case Waits(reason=reason, hint=hint):
+                return self._ended(step, act, Result.FAILED, reason or "not there", hint)
             case CannotTell(reason=reason):
                 return self._ended(step, act, Result.LOST, reason)
 

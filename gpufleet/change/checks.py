@@ -66,14 +66,14 @@ class Asker:
                         return Holds()
                     if not check.wished and now - seen >= min(UNSEEN_FOR, check.within):
                         return verdict
-                case Waits(progress=progress, reason=reason):
+                case Waits(progress=progress, reason=reason, hint=hint):
                     seen = now
                     if progress and progress != last:
                         last, moved = progress, now
                         self._progress(reason or progress)
                     over = _overdue(check, reason or progress, now - started, now - moved)
                     if over is not None:
-                        return over
+                        return replace(over, hint=hint) if isinstance(over, Fails) else over
             if self._called_off():
                 return Fails("the wait was called off because the run turned back")
             self._pause(check.every)

@@ -29,10 +29,14 @@ class Fails:
 
 @dataclass(frozen=True, slots=True)
 class Waits:
-    """Not yet. `progress` is any text that changes while something moves; a stall is measured by it."""
+    """Not yet. `progress` is any text that changes while something moves; a stall is measured by it.
+
+    `hint` is what to do when the wait ends without what was waited for.
+    """
 
     progress: str = ""
     reason: str = ""
+    hint: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,9 +23,13 @@ GROUPS = {
     "change": "List, resume and undo runs; take over a lease.",
     "proxy": "Serve pools at one OpenAI-compatible address.",
     "token": "Make, list, rotate and revoke bearer tokens.",
+    "explain": "Say why an engine did not come up, from its log.",
     "lab": "A simulated fleet on this machine, behind real SSH.",
 }
 """Group name to its line in the help; the module is `gpufleet.cli.<name>` and exposes `app`."""
+
+ALONE = frozenset({"explain"})
+"""Commands that are no groups: what follows them is an argument."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -59,7 +63,9 @@ def _fallback(words: Sequence[str]) -> Settings:
 
 
 def _run(settings: Settings, rest: list[str]) -> int:
-    name = " ".join(word for word in rest[:2] if not word.startswith("-"))
+    name = " ".join(
+        word for word in rest[: 1 if rest[:1] and rest[0] in ALONE else 2] if not word.startswith("-")
+    )
     try:
         return _invoke(rest)
     except FleetError as error:

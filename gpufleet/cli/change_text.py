@@ -12,6 +12,7 @@ from gpufleet.change.records.journal import Opened, opening, replay
 from gpufleet.change.records.journal_file import RunSummary
 from gpufleet.change.rows import host_rows
 from gpufleet.cli.console import Answer, table
+from gpufleet.deploy.rows import fix_of
 from gpufleet.errors import ErrorRow
 from gpufleet.names import HostName
 from gpufleet.redact import MASK, Secret
@@ -85,7 +86,7 @@ def details(summary: RunSummary) -> dict[str, Any]:
     head = opening(summary.records, _unseen)
     state = replay(summary.records, head.plan)
     return fields | {
-        "hosts": [row.fields() for row in host_rows(state, {})],
+        "hosts": [{**row.fields(), "hint": row.hint or fix_of(row.reason)} for row in host_rows(state, {})],
         "phase": state.phase.value,
         "cause": _cause(state),
         "steps": [
@@ -132,6 +133,7 @@ def details_text(fields: Mapping[str, Any]) -> str:
         for step in fields["steps"]
     ]
     lines.append(table(("HOST", "STEP", "STATE", "REASON"), rows))
+    lines += [f"{row['host']}: hint: {row['hint']}" for row in fields["hosts"] if row["hint"]]
     lines += [f"next: {command}" for command in fields.get("next", [])]
     return "\n".join(lines)
 

@@ -11,21 +11,18 @@ The engine's key reaches curl by its standard input. Where a host has no curl, t
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 
 from gpufleet.change.model import CannotTell, Check, Fails, Holds, Predicate, Verdict, Waits
 from gpufleet.deploy.commands import Dialect
+from gpufleet.deploy.ended import SHOWN_LINES, Remains, ended
+from gpufleet.deploy.seen import Seen, read
 from gpufleet.engine import diagnose, questions
 from gpufleet.names import RunId, StepId
 from gpufleet.pools.model import Pool
 from gpufleet.redact import Secret, scrub
 from gpufleet.remote.result import Exit
 
-RESTARTS_ALLOWED = 3
-"""As the restart policy until readiness; a runtime whose policies cannot be changed goes on restarting."""
-
-SHOWN_LINES = 12
 TRAFFIC_STEP_MIB = 16
 """Received from the network, this much is progress; our own questions bring a few KiB."""
 
@@ -94,91 +91,29 @@ running*)
       esac
       echo "== tokens"
       printf '%s\\n' "$answer"
+      echo "== work"
+      ask /metrics '' 5 '' | grep '^vllm:generation_tokens_total'
     fi
   fi
   ;;
 esac
 case $state in
 running\\ *\\ 0\\ *) ;;
-*) lines=500 ;;
+*)
+  lines=500
+  echo "== container"
+  "$runtime" inspect --format '{{.HostConfig.Memory}}' "$id" 2>/dev/null || echo unknown
+  "$runtime" inspect --format '{{.State.Error}}' "$id" 2>/dev/null
+  ;;
 esac
 echo "== log"
 "$runtime" logs --tail "$lines" "$id" 2>&1
 exit 0
 """
 
-_HEADINGS = ("state", "health", "network", "models", "tokens", "log")
-_STATUS = re.compile(r"\nstatus (\d+)\s*$")
-_INTERFACE = re.compile(r"\s*([^\s:]+):\s*(\d+)\s")
 _NUMBERS = re.compile(r"\d+")
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """One HTTP answer as the script printed it; status 0 when there was none."""
-
-    status: int
-    body: str
-
-    @classmethod
-    def of(cls, text: str | None) -> Answer:
-        found = _STATUS.search(f"\n{text or ''}")
-        return cls(int(found[1]), (text or "")[: -len(found[0])]) if found else cls(0, text or "")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
-    """What one look showed."""
-
-    status: str
-    exit_code: int
-    restarts: int
-    out_of_memory: bool
-    health: Answer
-    models: Answer
-    tokens: Answer
-    received_mib: int
-    log: str
-
-
-def sections(text: str) -> dict[str, str]:
-    """The parts of an answer by heading; what stands in a log is never taken for one."""
-    parts: dict[str, list[str]] = {}
-    current: list[str] | None = None
-    rest = list(_HEADINGS)
-    for line in text.splitlines():
-        name = line[3:] if line.startswith("== ") else ""
-        if name in rest:
-            del rest[: rest.index(name) + 1]
-            current = parts.setdefault(name, [])
-        elif current is not None:
-            current.append(line)
-    return {name: "\n".join(lines) for name, lines in parts.items()}
-
-
-def read(text: str) -> Seen | None:
-    """The answer of the look; None when it is not one."""
-    parts = sections(text)
-    words = parts.get("state", "").split()
-    if len(words) < 4 or not words[1].lstrip("-").isdigit() or not words[2].isdigit():
-        return None
-    return Seen(
-        status=words[0].casefold(),
-        exit_code=int(words[1]),
-        restarts=int(words[2]),
-        out_of_memory=words[3].casefold() == "true",
-        health=Answer.of(parts.get("health")),
-        models=Answer.of(parts.get("models")),
-        tokens=Answer.of(parts.get("tokens")),
-        received_mib=_received(parts.get("network", "")) >> 20,
-        log=parts.get("log", ""),
-    )
-
-
-def _received(text: str) -> int:
-    """Bytes that came in over every interface but the loopback, from /proc/net/dev."""
-    counts = (_INTERFACE.match(line) for line in text.splitlines())
-    return sum(int(found[2]) for found in counts if found and found[1] != "lo")
+_CHATTER = re.compile(r'"(?:GET|POST|HEAD) /|No available shared memory broadcast block')
+"""What an engine that does nothing says all the same."""
 
 
 def ready(answer: Exit, data: tuple[str, ...]) -> Verdict:
@@ -188,35 +123,23 @@ def ready(answer: Exit, data: tuple[str, ...]) -> Verdict:
     seen = read(answer.stdout)
     if seen is None:
         return CannotTell("the look gave no state of the container")
-    ended = _ended(seen)
-    if ended is not None:
-        return ended
+    over = None if seen.health.status == 200 else ended(_remains(seen))
+    if over is not None:
+        return over
     if seen.status != "running":
         return _waits(seen, f"the container is {seen.status}")
     return _judge(seen, data[0] if data else "")
 
 
-def _ended(seen: Seen) -> Fails | None:
-    """The container will not come up by itself; None when it still may."""
-    if seen.status == "gone":
-        return Fails("the container is gone", "somebody removed it while it was starting; deploy again")
-    over = seen.status in {"exited", "dead", "created"}
-    if not over and not seen.restarts:
-        return None
-    if seen.out_of_memory:
-        return Fails("the container ran out of memory and was killed", "raise the pool's limits.memory")
-    cause = diagnose.first_cause(seen.log)
-    if cause is not None:
-        return Fails(cause.line, cause.fix)
-    if not over and seen.restarts <= RESTARTS_ALLOWED:
-        return None
-    how = f"exited with status {seen.exit_code}" if over else f"crashed {seen.restarts} times"
-    last = _last_line(seen.log)
-    if not last:
-        return Fails(f"the container {how} without a log", "check engine.image: it does not start vLLM")
-    return Fails(
-        f"the container {how}; its last line: {last}",
-        f"no known cause; the end of its log:\n{_end_of(seen.log)}",
+def _remains(seen: Seen) -> Remains:
+    return Remains(
+        status=seen.status,
+        exit_code=seen.exit_code,
+        restarts=seen.restarts,
+        out_of_memory=seen.out_of_memory,
+        memory_limit=seen.memory_limit,
+        error=seen.error,
+        log=seen.log,
     )
 
 
@@ -245,50 +168,71 @@ def _judge(seen: Seen, name: str) -> Verdict:
 
 def _judge_tokens(seen: Seen) -> Verdict:
     text = questions.streamed_text(seen.tokens.body)
-    if questions.degenerate(text):
+    wrong = questions.senseless(text)
+    if wrong:
         return Fails(
-            f"the engine streams `{text.strip()[:8]}` over and over",
-            "damaged weights or a wrong --dtype or --quantization produce this",
+            f"the engine streams {wrong}", "damaged weights or a wrong --dtype or --quantization produce this"
         )
     if text.strip():
         return Holds()
     error = questions.stream_error(seen.tokens.body)
     if seen.tokens.status == 200 and not error:
-        ended = "[DONE]" in seen.tokens.body
-        if ended:
-            return Fails("the engine streamed no token", "check the model and its chat template")
-        return _waits(seen, "no token came within 60 seconds")
+        done = "[DONE]" in seen.tokens.body
+        if done:
+            what = "nothing but white space" if text else "no token"
+            return Fails(f"the engine streamed {what}", "check the model and its chat template")
+        return _silent(seen)
     if 400 <= seen.tokens.status < 500:
         return Fails(
             scrub(error) or f"a chat is answered {seen.tokens.status}",
             "check that this model answers chats or completions",
         )
     if not seen.tokens.status:
-        return _waits(seen, "no token came within 60 seconds")
+        return _silent(seen)
     return _waits(seen, error or f"a chat is answered {seen.tokens.status}")
 
 
-def _waits(seen: Seen, reason: str) -> Waits:
+def _silent(seen: Seen) -> Waits:
+    """Healthy, and no token: compiling still, or hanging. The engine's own count of tokens tells them apart."""
+    counted = "" if seen.made is None else f"; the engine counts {seen.made} tokens"
+    hint = (
+        "/health answers and no token comes: the engine hangs; set engine.env NCCL_DEBUG: INFO, or add "
+        "--enforce-eager to engine.args, and deploy again"
+    )
+    return _waits(seen, f"no token came within 60 seconds{counted}", hint)
+
+
+def _waits(seen: Seen, reason: str, hint: str = "") -> Waits:
     """Progress is what is waited for, the phase, and the last line without its numbers: a clock is no progress."""
     phase, last = diagnose.phase(seen.log), _last_line(seen.log)
     crashes = f", restarted {seen.restarts} times" if seen.restarts else ""
     steps = seen.received_mib // TRAFFIC_STEP_MIB * TRAFFIC_STEP_MIB
     traffic = f"{steps} MiB received" if steps else ""
     told = "; ".join(part for part in (f"{reason}{crashes}", phase, traffic) if part)
-    moved = _NUMBERS.sub("", last)
+    moved = _NUMBERS.sub("", next((line for line in _lines(seen.log) if not _CHATTER.search(line)), ""))
     return Waits(
         progress=scrub(f"{told}: {moved}" if moved else told),
         reason=scrub(f"{told}; the log's last line: {diagnose.said(last)}" if last else told),
+        hint=_stalled(seen, hint),
     )
 
 
+def _stalled(seen: Seen, hint: str) -> str:
+    """What to do when nothing moves any more."""
+    cause = diagnose.diagnose(seen.log).cause
+    first = hint or (cause.fix if cause is not None and not cause.permanent else "")
+    first = first or "raise gate.stall and gate.within of the pool when this model needs longer"
+    shown = diagnose.tail(seen.log, SHOWN_LINES).strip()
+    return f"{first}; the end of its log:\n{shown}" if shown else first
+
+
 def _last_line(text: str) -> str:
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return scrub(lines[-1]) if lines else ""
+    return scrub(next(_lines(text), ""))
 
 
-def _end_of(log: str) -> str:
-    return diagnose.tail(log, SHOWN_LINES).strip()
+def _lines(text: str) -> Iterator[str]:
+    """Lines that say something, the last one first."""
+    return (line.strip() for line in reversed(text.splitlines()) if line.strip())
 
 
 def image_present(answer: Exit, data: tuple[str, ...]) -> Verdict:

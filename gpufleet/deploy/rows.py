@@ -12,6 +12,12 @@ from gpufleet.errors import FleetError
 from gpufleet.names import HostName
 
 
+def fix_of(reason: str) -> str:
+    """What to do about what a host said, when its cause is known."""
+    cause = diagnose.first_cause(reason)
+    return cause.fix if cause is not None else ""
+
+
 def explain(error: FleetError, plan: DeployPlan) -> None:
     """Give the rows of a failed change what they lack: the replicas of the host, and the fix of a known cause."""
     fields = error.fields.get("hosts") if isinstance(error.fields, Mapping) else None
@@ -22,9 +28,9 @@ def explain(error: FleetError, plan: DeployPlan) -> None:
         replicas.setdefault(one.host, []).append(one.replica)
     fixes: dict[str, str] = {}
     for row in fields:
-        cause = None if row.get("hint") else diagnose.first_cause(str(row.get("reason", "")))
-        if cause is not None:
-            row["hint"] = fixes[str(row["host"])] = cause.fix
+        fix = "" if row.get("hint") else fix_of(str(row.get("reason", "")))
+        if fix:
+            row["hint"] = fixes[str(row["host"])] = fix
         row["replica"] = ", ".join(replicas.get(str(row["host"]), ()))
     error.rows = tuple(
         replace(row, hint=fixes[row.where]) if row.where in fixes and not row.hint else row

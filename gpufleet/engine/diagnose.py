@@ -95,6 +95,11 @@ class Diagnosis:
         """The cause, unless it is only a wrapper or no failure by itself."""
         return self.cause if self.cause is not None and self.cause.real else None
 
+    @property
+    def well(self) -> bool:
+        """Whether the engine came up and nothing failed since."""
+        return self.cause is None and self.phase is not None and self.phase.id == "ready"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Find:

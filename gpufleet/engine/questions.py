@@ -81,7 +81,18 @@ def stream_error(body: str) -> str:
     return ""
 
 
+def senseless(text: str) -> str:
+    """What is wrong with a text that no sound model says; empty when nothing is."""
+    signs = "".join(text.split())
+    if not signs:
+        return ""
+    if signs.count("\N{REPLACEMENT CHARACTER}") * 2 > len(signs):
+        return "bytes that are no UTF-8 text"
+    return f"`{signs[:8]}` over and over" if degenerate(signs) else ""
+
+
 def degenerate(text: str) -> bool:
     """Whether a text is one sign over and over, as numbers that overflow produce it (`!!!!!!`)."""
     signs = "".join(text.split())
-    return len(signs) >= 8 and len(set(signs)) == 1
+    long = len(signs) >= 8 or (len(signs) >= 4 and not signs[0].isalnum())
+    return long and len(set(signs)) == 1

@@ -97,6 +97,7 @@ HEAVY = {"paramiko", "asyncio", "httpx"}
         ["--version"],
         ["--help"],
         ["inventory", "validate", "-i", str(ROOT / "inventory.example.yaml")],
+        ["explain", str(ROOT / "tests" / "tables" / "failure_samples.yaml")],
     ],
     ids=lambda words: " ".join(words[:2]),
 )

@@ -140,7 +140,7 @@ def test_an_engine_that_is_never_ready_is_rolled_back_with_its_reason(tmp_path, 
     assert isinstance(rows, list)
     (row,) = [row for row in rows if row["reason"]]
     assert (row["host"], row["phase"], row["replica"]) == ("gpu-02", "gate", "gpu-02/0")
-    assert row["hint"] or mode in {"never-ready", "unhealthy", "hang"}
+    assert row["hint"]
 
 
 SCRIPTS = {"dev": 50, "ci": 2_000, "deep": 10_000}[os.environ.get("HYPOTHESIS_PROFILE", "dev")]

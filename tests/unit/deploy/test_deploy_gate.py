@@ -83,7 +83,9 @@ def test_another_model_is_a_failure():
     [
         (http(200, sse("!!!!", "!!!!!!")), "over and over"),
         (http(200, sse("")), "no token"),
-        (http(200, sse(" ", "\n")), "no token"),
+        (http(200, sse(" ", "\n")), "nothing but white space"),
+        (http(200, sse("!!", "!!")), "`!!!!` over and over"),
+        (http(200, sse("\ufffd\ufffd a")), "no UTF-8"),
         (http(404, '{"error": {"message": "no such thing"}}'), "no such thing"),
     ],
 )
