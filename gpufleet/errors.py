@@ -122,6 +122,12 @@ class Unplaceable(Refused):
     code = "unplaceable"
 
 
+class MemoryTooSmall(Refused):
+    """The model would not start in the memory of the GPU or slice that a replica was given."""
+
+    code = "memory-too-small"
+
+
 class FactUnknown(Refused):
     """A fact the plan needs could not be read, and unknown is never treated as no."""
 

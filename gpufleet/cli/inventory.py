@@ -26,13 +26,15 @@ def validate() -> None:
     """Check the inventory and the files beside it; every mistake is shown with its line."""
     from gpufleet.cli.console import warn
     from gpufleet.deploy.arguments import collect
+    from gpufleet.deploy.catalogue import filled
     from gpufleet.engine.vllm import Vllm
     from gpufleet.located import Problems
+    from gpufleet.models.load import catalogue
     from gpufleet.pools.load import definitions
 
     inventory = wiring.load_inventory(current())
-    problems, pools = Problems(), definitions(inventory)
-    told = [line for pool in pools.values() for line in collect(Vllm(), pool, problems)]
+    problems, pools, known = Problems(), definitions(inventory), catalogue(inventory)
+    told = [line for pool in pools.values() for line in collect(Vllm(), filled(pool, known), problems)]
     problems.raise_if_any("pool definitions are wrong")
     for line in told:
         warn(line)

@@ -9,21 +9,17 @@ from pathlib import Path
 
 from gpufleet.cli.console import Answer
 from gpufleet.cli.settings import Settings
+from gpufleet.engine import vllm
 from gpufleet.engine.boards import BOARDS, cuda_gib, named, slice_gib
 from gpufleet.engine.memory import Estimate, Measured, Setup, Verdict, estimate
 from gpufleet.engine.remedies import remedies
-from gpufleet.engine.vllm import version_of
 from gpufleet.errors import UsageError
 from gpufleet.inventory.model import Inventory
 from gpufleet.located import did_you_mean
 from gpufleet.models import load
+from gpufleet.models.document import described
 from gpufleet.models.model import Architecture, Cited, Entry, Unclear, Weights
 from gpufleet.models.weights_file import read_directory
-
-WRITTEN_REQUESTS = 256
-WRITTEN_BATCH = 8192
-WRITTEN_SHARE = 0.90
-"""What gpufleet writes into an engine's arguments, unless a pool says otherwise (`engine.vllm`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +30,7 @@ class Place:
     memory_gib: float
     card_gib: float | None = None
     capability: tuple[int, int] | None = None
+    sliced: bool = False
     hints: tuple[str, ...] = ()
 
 
@@ -60,7 +57,7 @@ def subject(inventory: Callable[[], Inventory | None], name: str, config: Path |
     if config is not None:
         return Subject(name=str(config), architecture=load.config_file(config))
     entry = load.named(name, catalogue_of(inventory()))
-    found = load.described(entry)
+    found = described(entry)
     if found is None:
         none = Unclear("the catalogue has no lines of its config.json that anybody vouches for")
         return Subject(
@@ -73,7 +70,7 @@ def subject(inventory: Callable[[], Inventory | None], name: str, config: Path |
         name=entry.name,
         architecture=found,
         parameters=entry.parameters.value,
-        version=version_of(entry.image),
+        version=vllm.version_of(entry.image),
     )
 
 
@@ -137,6 +134,7 @@ def places(
                 memory_gib=size,
                 card_gib=card or 80.0,
                 capability=capability,
+                sliced=True,
                 hints=(hint,) if hint else (),
             ),
         )
@@ -148,7 +146,11 @@ def places(
 def slice_place(name: str, memory_mib: int, card_mib: int, capability: tuple[int, int] | None) -> Place:
     """A slice of a host, by its own memory."""
     return Place(
-        name=name, memory_gib=cuda_gib(memory_mib), card_gib=cuda_gib(card_mib), capability=capability
+        name=name,
+        memory_gib=cuda_gib(memory_mib),
+        card_gib=cuda_gib(card_mib),
+        capability=capability,
+        sliced=True,
     )
 
 
@@ -179,18 +181,18 @@ def verdict_of(entry: Entry, place: Place) -> Verdict:
         major, _, minor = entry.capability.value.partition(".")
         if place.capability < (int(major), int(minor)):
             return Verdict.NO
-    found = load.described(entry)
+    found = described(entry)
     if found is None:
         return _by_minimum(entry, place)
     setup = Setup(
         memory_gib=place.memory_gib,
         card_gib=place.card_gib,
         capability=place.capability,
-        share=WRITTEN_SHARE,
-        requests=WRITTEN_REQUESTS,
-        batch=WRITTEN_BATCH,
+        share=float(vllm.GPU_MEMORY_UTILIZATION),
+        requests=vllm.SLICE_MAX_NUM_SEQS if place.sliced else vllm.MAX_NUM_SEQS,
+        batch=vllm.SLICE_MAX_NUM_BATCHED_TOKENS if place.sliced else vllm.MAX_NUM_BATCHED_TOKENS,
         parameters=entry.parameters.value,
-        version=version_of(entry.image),
+        version=vllm.version_of(entry.image),
     )
     verdict = estimate(found, setup).verdict
     return _by_minimum(entry, place) if verdict is Verdict.UNKNOWN else verdict

@@ -61,6 +61,9 @@ Save = Annotated[
 Commands = Annotated[
     bool, typer.Option("--commands", help="Show every command as it would be sent, secrets masked.")
 ]
+IgnoreMemory = Annotated[
+    bool, typer.Option("--ignore-memory", help="Go on although the model does not fit by the memory verdict.")
+]
 SavedPlan = Annotated[
     Path | None,
     typer.Option("--plan", metavar="PLAN.JSON", help="A plan of `pool plan --save`; refused when stale."),
@@ -87,6 +90,7 @@ def deploy(  # options, given by name
     plan: SavedPlan = None,
     dry_run: DryRun = False,
     check: Check = False,
+    ignore_memory: IgnoreMemory = False,
 ) -> None:
     """Bring a pool up on its hosts: all replicas or none.
 
@@ -104,10 +108,10 @@ def deploy(  # options, given by name
         if plan is not None:
             if name or file or changes:
                 raise UsageError("`--plan` stands alone: the saved plan says everything")
-            prepared = _from_saved(tools, plan)
+            prepared = _from_saved(tools, plan, ignore_memory=ignore_memory)
         else:
             pool = wishes.wanted(tools.inventory, tools.store, name, file, changes)
-            prepared = prepare(tools, pool, command=f"pool deploy {pool.name}")
+            prepared = prepare(tools, pool, command=f"pool deploy {pool.name}", ignore_memory=ignore_memory)
         if dry_run or check:
             raise finish(pool_text.plan_answer("pool deploy", prepared, check=check))
         if prepared.changes and plan is None:
@@ -136,6 +140,7 @@ def plan_pool(  # options, given by name
     save: Save = None,
     commands: Commands = False,
     check: Check = False,
+    ignore_memory: IgnoreMemory = False,
 ) -> None:
     """Show what `pool deploy` would do; nothing is changed.
 
@@ -151,7 +156,7 @@ def plan_pool(  # options, given by name
     changes |= {"strategy": order} if order else {}
     with wiring.fleet_tools(current()) as tools:
         pool = wishes.wanted(tools.inventory, tools.store, name, file, changes)
-        prepared = prepare(tools, pool, command=f"pool plan {pool.name}")
+        prepared = prepare(tools, pool, command=f"pool plan {pool.name}", ignore_memory=ignore_memory)
         if save is not None:
             saved_plan.save(tools, prepared, save)
             note(f"saved to {save}")
@@ -305,14 +310,16 @@ def _store() -> PoolStore:
     return PoolStore(current().state_dir, SystemClock())
 
 
-def _from_saved(tools: Tools, path: Path) -> Prepared:
+def _from_saved(tools: Tools, path: Path, *, ignore_memory: bool) -> Prepared:
     """The plan of a file, made anew; refused when it does not come out the same."""
     from gpufleet.deploy import saved_plan
     from gpufleet.deploy.flow import prepare
 
     saved, pool = saved_plan.load(path)
     command = f"pool deploy {pool.name} --plan {path}"
-    prepared = prepare(tools, pool, command=command, stands=saved_plan.stands(saved, path))
+    prepared = prepare(
+        tools, pool, command=command, stands=saved_plan.stands(saved, path), ignore_memory=ignore_memory
+    )
     saved_plan.refuse_other(tools, prepared, saved, path)
     return prepared
 

@@ -72,6 +72,7 @@ def _plan_fields(plan: DeployPlan) -> dict[str, object]:
         "ports": outlook.ports(plan),
         "downtime": outlook.downtime(plan),
         "order": list(outlook.order(plan)),
+        "memory": [one.fields() for one in plan.memory],
         "steps": steps,
         "scripts": dict(sent.texts),
     }

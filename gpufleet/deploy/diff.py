@@ -15,6 +15,7 @@ def lines(plan: DeployPlan) -> tuple[str, ...]:
     urls = {endpoint.replica: endpoint.url for endpoint in plan.endpoints}
     shown += [f"  = {one.replica}  stays  {urls[one.replica]}" for one in plan.keep]
     shown += [f"  + {one.replica}  {slot_name(one.placed)}  {urls[one.replica]}" for one in plan.start]
+    shown += [f"  memory of {one.replica}: {one.line}" for one in plan.memory]
     for one in plan.gone:
         how = (
             "stopped first, removed after the commit"

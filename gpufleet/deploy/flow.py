@@ -19,6 +19,7 @@ from gpufleet.change.model import Plan
 from gpufleet.change.records import journal_file
 from gpufleet.deploy import commit
 from gpufleet.deploy.arguments import check
+from gpufleet.deploy.catalogue import filled
 from gpufleet.deploy.plan import DeployPlan, Wish, make
 from gpufleet.deploy.replicas import Present, replicas_of
 from gpufleet.deploy.retire import copy_routes, retire, try_again
@@ -36,11 +37,14 @@ from gpufleet.deploy.tools import (
     settle_old_runs,
     warn_of_leases,
 )
+from gpufleet.deploy.verdict import doubts, judge, question_of, refuse
 from gpufleet.errors import FleetError
 from gpufleet.hosts.model import HostFacts, Known
 from gpufleet.inventory.model import Host
 from gpufleet.inventory.secrets import resolve
 from gpufleet.inventory.select import select
+from gpufleet.models.load import catalogue
+from gpufleet.models.model import Entry
 from gpufleet.names import HostName, RunId
 from gpufleet.pools import membership, record
 from gpufleet.pools.model import Pool
@@ -76,14 +80,19 @@ def prepare(
     *,
     command: str,
     stands: Callable[[Mapping[HostName, HostFacts]], None] = lambda _facts: None,
+    ignore_memory: bool = False,
 ) -> Prepared:
     """Look at the hosts and plan. Nothing is written, here or there: a key that the pool lacks is only thought up.
 
     `stands` is asked about the facts before anything is planned; a saved plan refuses those that moved.
+    `ignore_memory` goes on although the model does not fit.
 
     Raises:
-        SelectionError, HostUnreachable, PreflightFailed, Unplaceable, SecretUnresolved: nothing was changed.
+        SelectionError, HostUnreachable, PreflightFailed, Unplaceable, MemoryTooSmall, SecretUnresolved: nothing
+            was changed.
     """
+    models = catalogue(tools.inventory)
+    pool = filled(pool, models)
     for line in check(tools.engine, pool):
         tools.warn(line)
     chosen = select(tools.inventory, pool.hosts, where=pool.hosts_at)
@@ -113,6 +122,7 @@ def prepare(
         served=next((route for route in tools.store.routes().pools if route.name == pool.name), None),
     )
     plan = make(wish, chosen, facts)
+    plan = _weighed(tools, plan, models, facts, refuses=not ignore_memory)
     if not plan.start and known is not None:
         revision = known.revision
     return Prepared(
@@ -123,6 +133,23 @@ def prepare(
         routes_change=_routes_differ(tools, plan, key.reference),
         key=key,
     )
+
+
+def _weighed(
+    tools: Tools,
+    plan: DeployPlan,
+    models: Mapping[str, Entry],
+    facts: Mapping[HostName, HostFacts],
+    *,
+    refuses: bool,
+) -> DeployPlan:
+    """The plan with its memory verdicts; refused when one is no, and told where one is not sure."""
+    judged = judge(question_of(tools.engine, plan.pool, models), plan.start, facts)
+    if refuses:
+        refuse(plan.pool, judged, "--ignore-memory")
+    for line in doubts(judged):
+        tools.warn(line)
+    return replace(plan, memory=judged)
 
 
 def staging_of(tools: Tools, pool: Pool, hosts: Sequence[Host]) -> Staging | None:

@@ -30,6 +30,7 @@ from gpufleet.deploy.staging.steps import Staging, staged_first
 from gpufleet.deploy.staging.wish import served_from
 from gpufleet.deploy.steps import Launch
 from gpufleet.deploy.strategy import Swap, Wave, swaps, waves
+from gpufleet.deploy.verdict import Judgement
 from gpufleet.engine.model import Engine, EngineContainer
 from gpufleet.engine.vllm import devices_of
 from gpufleet.errors import ErrorRow, Unplaceable, UsageError
@@ -75,6 +76,7 @@ class DeployPlan:
         stopped_first: containers that make room, by full id.
         waves: in which order; see `strategy`.
         spec: hash of all that a replica's container is made from.
+        memory: whether each new replica fits its GPU or slice.
     """
 
     pool: Pool
@@ -86,6 +88,7 @@ class DeployPlan:
     gone: tuple[Present, ...]
     stopped_first: frozenset[str]
     waves: tuple[Wave, ...] = ()
+    memory: tuple[Judgement, ...] = ()
 
     @property
     def changes(self) -> bool:

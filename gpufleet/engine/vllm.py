@@ -65,6 +65,12 @@ def release(pool: Pool) -> Release | None:
     return release_of(pool.engine.image, pool.engine.version)
 
 
+def version(pool: Pool) -> tuple[int, int] | None:
+    """Major and minor of the engine's version; None when neither `engine.version` nor the image's tag tells it."""
+    found = release(pool)
+    return (found.major, found.minor) if found else None
+
+
 def has_flag(arguments: Sequence[str], flag: str) -> bool:
     """Whether `flag` is among `arguments`, in whatever spelling: `--flag=value`, underscores, a short name."""
     wanted = flag.removeprefix("--").replace("_", "-")

@@ -269,6 +269,7 @@ _ALWAYS_WIDE = (
     "norm",
     "gate",
     "router",
+    "bias",
     "visual",
     "vision",
     "audio",

@@ -21,7 +21,7 @@ from msgspec import Meta
 
 from gpufleet.located import Located, Problems, convert
 from gpufleet.models.config import architecture
-from gpufleet.models.model import Cited, Entry, Modality
+from gpufleet.models.model import Architecture, Cited, Entry, Modality
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}")
 _IMAGE = re.compile(r"[A-Za-z0-9][\w./:@-]*", re.ASCII)
@@ -124,6 +124,13 @@ def to_model(source: Located, name: str, problems: Problems) -> Entry | None:
         note=document.note,
         origin=source.where,
     )
+
+
+def described(entry: Entry) -> Architecture | None:
+    """What an entry's lines of config.json say; None when it has none."""
+    if entry.config.value is None:
+        return None
+    return architecture(Located.of(dict(entry.config.value), entry.origin), Problems())
 
 
 def _cited(part: Any) -> Cited[Any]:

@@ -95,13 +95,6 @@ def config_file(path: Path) -> Architecture:
     return found
 
 
-def described(entry: Entry) -> Architecture | None:
-    """What an entry's lines of config.json say; None when it has none."""
-    if entry.config.value is None:
-        return None
-    return architecture(Located.of(dict(entry.config.value), entry.origin), Problems())
-
-
 def _entry(path: Path, problems: Problems) -> Entry | None:
     source = read_into(path, problems)
     return None if source is None else to_model(source, path.stem, problems)

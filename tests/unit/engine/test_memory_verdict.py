@@ -14,7 +14,8 @@ from gpufleet.engine.loaded import LoadWish, weigh
 from gpufleet.engine.memory import GIB, Measured, Setup, Verdict, estimate
 from gpufleet.engine.remedies import remedies
 from gpufleet.models.config import read
-from gpufleet.models.load import described, shipped
+from gpufleet.models.document import described
+from gpufleet.models.load import shipped
 from gpufleet.models.model import Architecture, Unclear, Weights
 
 

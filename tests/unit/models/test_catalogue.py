@@ -9,7 +9,8 @@ import pytest
 
 from gpufleet.errors import DocumentError, UsageError
 from gpufleet.inventory.load import load as load_inventory
-from gpufleet.models.load import SHIPPED, catalogue, config_file, described, named, shipped
+from gpufleet.models.document import described
+from gpufleet.models.load import SHIPPED, catalogue, config_file, named, shipped
 from gpufleet.models.model import Cited, Modality
 
 HOSTS = "version: 1\nhosts:\n  gpu-01: {address: 192.0.2.1}\n"

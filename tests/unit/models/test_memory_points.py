@@ -12,7 +12,8 @@ import yaml
 from gpufleet.engine.boards import named
 from gpufleet.engine.memory import Estimate, Measured, Setup, Verdict, estimate
 from gpufleet.models.config import read
-from gpufleet.models.load import described, shipped
+from gpufleet.models.document import described
+from gpufleet.models.load import shipped
 from gpufleet.models.model import Architecture
 
 OWN = Path(__file__).with_name("points.yaml")

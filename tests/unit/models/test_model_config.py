@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from gpufleet.located import Located, Problems
 from gpufleet.models.config import architecture, read
+from gpufleet.models.document import described
 from gpufleet.models.layers import PLAIN, WINDOWED
-from gpufleet.models.load import described, shipped
+from gpufleet.models.load import shipped
 from gpufleet.models.model import Architecture, Format, LayerKind, Layers, Unclear
 
 BASE: dict[str, Any] = {
