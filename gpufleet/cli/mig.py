@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -12,6 +13,7 @@ from gpufleet.errors import UsageError
 
 if TYPE_CHECKING:
     from gpufleet.cli.mig_look import Look
+    from gpufleet.mig.model import Geometry
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -59,11 +61,18 @@ def profiles(gpus: Gpus = None) -> None:
 
 
 @app.command()
-def show(gpus: Gpus = None) -> None:
+def show(
+    gpus: Gpus = None,
+    parted: Annotated[
+        bool, typer.Option("--mig-parted", help="As a configuration of mig-parted; one host, and no places.")
+    ] = False,
+) -> None:
     """Show how each GPU is cut now: a picture of its memory, and who sits on each slice."""
     from gpufleet.cli import mig_look, mig_text
 
     looks = mig_look.look(gpus or ())
+    if parted:
+        raise finish(mig_look.as_parted(looks))
     fields = [{**one.identity, **(mig_look.layout(one.seen) if one.seen else {})} for one in looks]
     pictures = [mig_text.shown(one.name, one.seen) for one in looks if one.seen]
     raise finish(mig_look.answer("mig show", looks, fields, "\n".join(pictures)))
@@ -86,30 +95,47 @@ def plan(
     add: Annotated[
         str, typer.Option("--add", metavar="LAYOUT", help="Slices beside those that are there.")
     ] = "",
+    file: Annotated[
+        Path | None,
+        typer.Option(
+            "--file",
+            "-f",
+            metavar="PATH",
+            help="Where the name given to --layout stands: layouts, or mig-parted's.",
+        ),
+    ] = None,
     model: Annotated[
         str, typer.Option("--model", metavar="BOARD", help="Plan without a host, such as H100-80GB.")
     ] = "",
 ) -> None:
     """Plan another layout: what stays, goes and comes, who is touched, and the commands. Nothing is changed."""
     from gpufleet.cli import mig_look
+    from gpufleet.mig.boards import board
 
     if bool(layout) == bool(add):
         raise UsageError("say what is wanted with --layout or with --add", hints=("one of the two",))
     if bool(model) == bool(gpu):
         raise UsageError("name one GPU, or a board with --model", hints=("for example gpu-01:0",))
+    if file is not None and add:
+        raise UsageError("--file holds whole layouts", hints=("name one with --layout",))
     if model:
-        _plan_offline(model, layout or add)
-    _plan_seen(mig_look.one(gpu), layout, add)
+        geometry = board(model)
+        if file is not None:
+            layout = mig_look.from_file(file, layout, index=0, name=geometry.board)
+        _plan_offline(geometry, layout or add)
+    found = mig_look.one(gpu)
+    seen = mig_look.known(found)
+    if file is not None:
+        layout = mig_look.from_file(file, layout, index=seen.gpu.index, name=seen.gpu.name)
+    _plan_seen(found, layout, add)
 
 
-def _plan_offline(model: str, layout: str) -> None:
+def _plan_offline(geometry: Geometry, layout: str) -> None:
     from gpufleet.cli import mig_look, mig_text
-    from gpufleet.mig.boards import board
     from gpufleet.mig.layout import parse
     from gpufleet.mig.plan import NoLayout
     from gpufleet.mig.plan import plan as make
 
-    geometry = board(model)
     change = make(geometry, (), parse(layout, geometry))
     if isinstance(change, NoLayout):
         raise finish(mig_look.no_layout(change, geometry.board, {"model": geometry.board}))

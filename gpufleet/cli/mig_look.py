@@ -5,17 +5,22 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TypeAlias
 
+import yaml
+
+from gpufleet import yaml_source
 from gpufleet.cli import wiring
 from gpufleet.cli.console import Answer, note
 from gpufleet.cli.settings import current
 from gpufleet.clock import SystemClock
-from gpufleet.errors import ExitCode, FactUnknown, FleetError, Unplaceable, UsageError
+from gpufleet.errors import ExitCode, FactUnknown, FleetError, Refused, Unplaceable, UsageError
 from gpufleet.hosts.gather import gather, gather_offers
 from gpufleet.hosts.model import Fact, GpuFact, HostFacts, Known, Unknown
 from gpufleet.hosts.probes.mig_tables import Offer
 from gpufleet.mig.choose import Asked, choose, parse
+from gpufleet.mig.document import layout_of, parted
 from gpufleet.mig.model import Placed
 from gpufleet.mig.plan import LayoutChange, NoLayout
 from gpufleet.mig.seen import SeenGpu, see
@@ -127,6 +132,46 @@ def no_layout(why: NoLayout, where: str, identity: Mapping[str, object]) -> Answ
         outcome="refused",
         exit=ExitCode.REFUSED,
         fields={**identity, "fits": False, "reason": why.reason, **nothing, "error": error},
+    )
+
+
+def from_file(path: Path, layout: str, *, index: int, name: str) -> str:
+    """The layout that a file has under this name, as it is written at the command line.
+
+    Raises:
+        Refused: it is for another board.
+    """
+    chosen = layout_of(yaml_source.read(path), layout, index)
+    if chosen.board.lower() not in name.lower():
+        raise Refused(
+            f"layout {layout} is for {chosen.board}, this GPU is {name}",
+            where=str(path),
+            hints=("name a layout for this board, or write the slices with --layout",),
+        )
+    return chosen.text
+
+
+def as_parted(looks: Sequence[Look]) -> Answer:
+    """The layouts of one host as a configuration of mig-parted.
+
+    Raises:
+        UsageError: GPUs of several hosts: an index means another GPU on each.
+        FactUnknown: a GPU that can be cut could not be read.
+    """
+    hosts = {each.host for each in looks}
+    if len(hosts) != 1:
+        raise UsageError(
+            f"a configuration of mig-parted is for one host, not {len(hosts)}", hints=("name one host",)
+        )
+    layouts: dict[int, tuple[bool, tuple[str, ...]]] = {}
+    for each in looks:
+        if each.gpu is not None and each.gpu.mig.capable == Known(False):
+            continue
+        seen = known(each)
+        layouts[seen.gpu.index] = (seen.on, tuple(one.profile for one in seen.placed))
+    document = parted(layouts)
+    return Answer(
+        command="mig show", fields=document, text=yaml.safe_dump(document, sort_keys=False).rstrip()
     )
 
 

@@ -170,3 +170,25 @@ def test_offline_plans_need_no_inventory(tmp_path, capsys, monkeypatch):
     assert [one["profile"] for one in answer["create"]] == ["1g.6gb", "1g.6gb", "2g.12gb"]
     assert main(["mig", "plan", "--model", "B200-180GB", "--layout", "half"]) == 0
     assert "nobody has printed the placements" in capsys.readouterr().err
+
+
+def test_layouts_from_a_file(run, tmp_path):
+    (tmp_path / "layouts.yaml").write_text(
+        "layouts:\n  one: 7g.80gb\n  other: {board: A100, slices: 7g.80gb}\n"
+    )
+    code, out, _ = run("mig", "plan", "cut:0", "-f", "layouts.yaml", "--layout", "one", "-o", "json")
+    assert (code, len(json.loads(out)["destroy"])) == (0, 3)
+    code, out, _ = run("mig", "plan", "cut:0", "-f", "layouts.yaml", "--layout", "other", "-o", "json")
+    assert code == 4
+    assert "this GPU is NVIDIA H100" in json.loads(out)["error"]["message"]
+    assert run("mig", "plan", "cut:0", "-f", "nothing.yaml", "--layout", "one")[0] == 2
+    assert run("mig", "plan", "cut:0", "-f", "layouts.yaml", "--add", "one")[0] == 2
+
+
+def test_layouts_for_mig_parted(run, tmp_path):
+    code, out, _ = run("mig", "show", "cut", "--mig-parted")
+    assert code == 0
+    (tmp_path / "parted.yaml").write_text(out)
+    code, out, _ = run("mig", "plan", "cut:0", "-f", "parted.yaml", "--layout", "current", "-o", "json")
+    assert (code, json.loads(out)["outcome"]) == (0, "no_change")
+    assert run("mig", "show", "--mig-parted")[0] == 2
