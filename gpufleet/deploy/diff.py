@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 
+from gpufleet.deploy.placement.api import UNKNOWN_ISLAND, Placed
+from gpufleet.deploy.placement.slots import NO_NVLINK
 from gpufleet.deploy.plan import DeployPlan
 from gpufleet.deploy.replicas import slot_name
 
@@ -14,7 +16,10 @@ def lines(plan: DeployPlan) -> tuple[str, ...]:
     shown = [f"pool {pool.name}: {pool.public_name}, {pool.replicas} replica(s), {pool.algorithm}"]
     urls = {endpoint.replica: endpoint.url for endpoint in plan.endpoints}
     shown += [f"  = {one.replica}  stays  {urls[one.replica]}" for one in plan.keep]
-    shown += [f"  + {one.replica}  {slot_name(one.placed)}  {urls[one.replica]}" for one in plan.start]
+    shown += [
+        f"  + {one.replica}  {slot_name(one.placed)}{_links(one.placed)}  {urls[one.replica]}"
+        for one in plan.start
+    ]
     shown += [f"  memory of {one.replica}: {one.line}" for one in plan.memory]
     for one in plan.gone:
         how = (
@@ -29,6 +34,16 @@ def lines(plan: DeployPlan) -> tuple[str, ...]:
     if phases:
         shown.append("  steps: " + ", ".join(f"{count} {phase}" for phase, count in phases.items()))
     return tuple(shown)
+
+
+def _links(placed: Placed) -> str:
+    """How the GPUs of a replica are joined, where it has several."""
+    if len(placed.slots) == 1:
+        return ""
+    islands = {slot.island for slot in placed.slots}
+    if UNKNOWN_ISLAND in islands:
+        return " (links unknown)"
+    return " (NVLink)" if len(islands) == 1 and islands != {NO_NVLINK} else " (PCIe)"
 
 
 def rows(plan: DeployPlan) -> list[dict[str, object]]:

@@ -22,8 +22,10 @@ from gpufleet.change.model import Plan
 from gpufleet.deploy.arguments import check
 from gpufleet.deploy.commands import Dialect
 from gpufleet.deploy.numbers import numbered
-from gpufleet.deploy.placement.api import Demand, Placement, TooFew, placers
-from gpufleet.deploy.placement.slots import HOLDING, Taken, find, free_ports
+from gpufleet.deploy.placement import nearest
+from gpufleet.deploy.placement.api import WHOLE, Demand, Placement, TooFew, placers
+from gpufleet.deploy.placement.handover import in_the_way
+from gpufleet.deploy.placement.slots import HOLDING, Room, Taken, find, free_ports
 from gpufleet.deploy.replicas import LABEL, New, Present, endpoint, endpoint_of, replicas_of
 from gpufleet.deploy.rollout import Stage, bring_up, route_of
 from gpufleet.deploy.staging.steps import Staging, staged_first
@@ -109,15 +111,15 @@ def make(wish: Wish, hosts: Sequence[Host], facts: Mapping[HostName, HostFacts])
     present = replicas_of(wish.pool.name, facts.values())
     keep = _kept(wish, present, declared)
     rest = tuple(one for one in present if one not in keep)
-    placement, in_the_way = _placed(wish, usable, declared, keep=keep, rest=rest)
+    placement, held = _placed(wish, usable, declared, keep=keep, rest=rest)
     together = wish.pool.strategy.kind != "all-at-once" and any(route_of(wish.served, one) for one in rest)
     heirs = [
-        [one for one in rest if one.container.id in held and one.host == placed.host] if together else []
-        for placed, held in zip(placement, in_the_way, strict=True)
+        [one for one in rest if one.container.id in ids and one.host == placed.host] if together else []
+        for placed, ids in zip(placement, held, strict=True)
     ]
     # Old and new stand in the route table together, so no two may have the same number.
     start = numbered(placement, (*keep, *rest) if together else keep, heirs, usable, declared)
-    return _assembled(wish, declared, facts, keep=keep, swapped=swaps(start, rest, in_the_way), gone=rest)
+    return _assembled(wish, declared, facts, keep=keep, swapped=swaps(start, rest, held), gone=rest)
 
 
 def _container(wish: Wish) -> EngineContainer:
@@ -147,7 +149,13 @@ def spec_of(wish: Wish) -> str:
             limits.shm,
             *([limits.memlock] if limits.memlock != "unlimited" else []),
         ),
-        (wanted.gpus, wanted.mig, wanted.memory_gib),
+        (
+            wanted.gpus,
+            wanted.mig,
+            wanted.memory_gib,
+            *([wanted.share] if wanted.share is not None else []),
+            *(["across"] if wanted.across else []),
+        ),
     )
     return hashlib.sha256(msgspec.json.encode(parts)).hexdigest()[:16]
 
@@ -187,21 +195,21 @@ def _placed(
     for one in keep:
         counts[one.host] += 1
     demand = demand_of(wish.pool, missing, counts)
-    place = placers()["best-fit"]
+    demand = replace(demand, racks={name: host.labels.get("rack", "") for name, host in declared.items()})
+    place = placers()[wish.pool.placement]
     open_hosts, shut = _with_ports(facts, declared)
-    alongside = find(open_hosts)
+    idle = frozenset(one.container.id for one in rest if not one.up)
+    alongside = find(open_hosts, idle=idle)
     found = place(demand, alongside.free)
     if not isinstance(found, TooFew):
         return found, (frozenset(),) * len(found)
     releasing = frozenset(one.container.id for one in rest if one.up)
-    in_place = find(open_hosts, releasing)
+    in_place = find(open_hosts, releasing, idle)
     found = place(demand, in_place.free)
     if isinstance(found, TooFew):
-        raise _unplaceable(wish.pool, found.fits + len(keep), (*in_place.taken, *shut), demand)
-    free = {slot.device for slot in alongside.free}
-    return found, tuple(
-        _in_the_way(rest, facts, {slot.device for slot in placed.slots} - free, releasing) for placed in found
-    )
+        room = replace(in_place, taken=(*in_place.taken, *shut))
+        raise _unplaceable(wish.pool, found.fits + len(keep), open_hosts, room, demand)
+    return found, in_the_way(open_hosts, found, releasing, idle)
 
 
 def demand_of(pool: Pool, replicas: int, present: Mapping[HostName, int]) -> Demand:
@@ -214,6 +222,8 @@ def demand_of(pool: Pool, replicas: int, present: Mapping[HostName, int]) -> Dem
         devices=1 if single else wanted.gpus,
         profile=wanted.mig,
         memory_mib=memory,
+        share=wanted.share or WHOLE,
+        across=wanted.across,
         present=dict(present),
     )
 
@@ -237,52 +247,21 @@ def _with_ports(
     return tuple(usable), tuple(shut)
 
 
-def _in_the_way(
-    rest: Sequence[Present], facts: Mapping[HostName, HostFacts], devices: set[str], releasing: frozenset[str]
-) -> frozenset[str]:
-    """Containers that hold a device which a new replica takes."""
-    stopped: set[str] = set()
-    for one in rest:
-        if one.container.id not in releasing or one.host not in facts:
-            continue
-        still_there = find((facts[one.host],), releasing - {one.container.id})
-        if devices & _devices_of(one.host, facts) - {slot.device for slot in still_there.free}:
-            stopped.add(one.container.id)
-    return frozenset(stopped)
-
-
-def _devices_of(host: HostName, facts: Mapping[HostName, HostFacts]) -> set[str]:
-    """Every device of a host, by the UUID the runtime is told."""
-    gpus = facts[host].gpus
-    found: set[str] = set()
-    for gpu in gpus.value if isinstance(gpus, Known) else ():
-        instances = gpu.mig.instances.value if isinstance(gpu.mig.instances, Known) else ()
-        found |= {gpu.uuid, *(instance.uuid for instance in instances)}
-    return found
-
-
-def _unplaceable(pool: Pool, fits: int, taken: Sequence[Taken], demand: Demand) -> Unplaceable:
-    what = (
-        f"a {demand.profile} slice"
-        if demand.profile
-        else f"{pool.slice.memory_gib} GiB"
-        if demand.memory_mib
-        else "a GPU"
-        if demand.devices == 1
-        else f"{demand.devices} GPUs of one host"
+def _unplaceable(
+    pool: Pool, fits: int, facts: Sequence[HostFacts], room: Room, demand: Demand
+) -> Unplaceable:
+    near = (
+        nearest.fewer(fits),
+        *nearest.smaller(demand, room.free),
+        *nearest.in_the_way(demand, facts),
     )
-    reasons: dict[HostName, list[str]] = defaultdict(list)
-    for one in taken:
-        reasons[one.host].append(f"{one.what}: {one.reason}")
-    rows = tuple(ErrorRow(host, "; ".join(lines)) for host, lines in sorted(reasons.items()))
-    nearest = (
-        f"{fits} would fit: --replicas {fits}" if fits else "nothing of this kind is free on these hosts"
+    error = Unplaceable(
+        f"pool {pool.name} wants {pool.replicas} replicas with {nearest.wanted(demand)} each, and {fits} fit",
+        rows=tuple(ErrorRow(host, "; ".join(lines)) for host, lines in nearest.reasons(demand, room).items()),
+        hints=(*(one.text for one in near), "`gpufleet hosts facts` shows what holds the GPUs"),
     )
-    return Unplaceable(
-        f"pool {pool.name} wants {pool.replicas} replicas with {what} each, and {fits} fit",
-        rows=rows,
-        hints=(nearest, "`gpufleet hosts facts` shows what holds the GPUs"),
-    )
+    error.fields = {"nearest": [one.row() for one in near]}
+    return error
 
 
 def _assembled(

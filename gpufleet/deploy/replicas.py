@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from gpufleet.deploy.placement.api import Placed
+from gpufleet.deploy.placement.api import WHOLE, Placed
 from gpufleet.deploy.placement.slots import HOLDING
 from gpufleet.hosts.model import ContainerFact, HostFacts, Known
 from gpufleet.inventory.model import Connection, Host
@@ -131,8 +131,10 @@ def endpoint(new: New, host: Host, revision: int) -> Endpoint:
 
 
 def slot_name(placed: Placed) -> str:
-    """For people: `GPU 3`, `GPUs 0+1`, `a 3g.40gb slice of GPU 0`."""
+    """For people: `GPU 3`, `GPUs 0+1`, `45 % of GPU 3`, `a 3g.40gb slice of GPU 0`."""
     first = placed.slots[0]
+    if placed.share < WHOLE:
+        return f"{placed.share} % of GPU {first.index}"
     if first.profile:
         return f"a {first.profile} slice of GPU {first.index}"
     numbers = "+".join(str(slot.index) for slot in placed.slots)

@@ -8,7 +8,17 @@ from dataclasses import dataclass
 from gpufleet.change.model import Check, Irreversible, Step
 from gpufleet.deploy import commands, gate
 from gpufleet.deploy.commands import Dialect, Drain
-from gpufleet.deploy.replicas import LABEL, New, Present, bind_address, slice_label, slot_name, url_of
+from gpufleet.deploy.placement.api import WHOLE
+from gpufleet.deploy.placement.shares import SHARE_LABEL
+from gpufleet.deploy.replicas import (
+    LABEL,
+    New,
+    Present,
+    bind_address,
+    slice_label,
+    slot_name,
+    url_of,
+)
 from gpufleet.engine.model import EngineContainer
 from gpufleet.inventory.model import Host
 from gpufleet.names import HostName, RunId, StepId
@@ -92,6 +102,7 @@ def start_step(launch: Launch, new: New, host: Host, dialect: Dialect, after: fr
             f"{LABEL}.revision": str(launch.revision),
             f"{LABEL}.spec": launch.spec,
             f"{LABEL}.slice": slice_label(new.placed),
+            **({SHARE_LABEL: str(new.placed.share)} if new.placed.share < WHOLE else {}),
         },
         devices=tuple(slot.device for slot in new.placed.slots),
         publish=f"{address}{new.port}",

@@ -49,6 +49,9 @@ OWNED_VARIABLES: Mapping[str, str] = {
     "VLLM_SERVER_DEV_MODE": "nothing: it opens pages that let anybody reset the engine",
 }
 
+_RESERVING = frozenset({"gpu-memory-utilization", "device-memory-utilization", "kv-cache-memory-bytes"})
+"""Flags, the second an alias of 0.33, that decide how much of a GPU an engine reserves."""
+
 _SHUTDOWN_TIMEOUT_SINCE = (0, 18)
 _LENGTH_FREE_SINCE = (0, 8)
 """Before, the V0 engine refused fewer batched tokens than the model's whole length, and derived them from it."""
@@ -103,10 +106,10 @@ def arguments(pool: Pool, devices: int) -> tuple[str, ...]:
 
 def _defaults(pool: Pool, devices: int) -> list[tuple[str, str]]:
     """What is written unless the pool's arguments say it."""
-    sliced = pool.slice.mig is not None or pool.slice.memory_gib is not None
+    sliced = any(one is not None for one in (pool.slice.mig, pool.slice.memory_gib, pool.slice.share))
     tokens = _batched_tokens(pool, SLICE_MAX_NUM_BATCHED_TOKENS if sliced else MAX_NUM_BATCHED_TOKENS)
     defaults = [
-        ("--gpu-memory-utilization", GPU_MEMORY_UTILIZATION),
+        ("--gpu-memory-utilization", utilization(pool)),
         ("--max-num-seqs", str(SLICE_MAX_NUM_SEQS if sliced else MAX_NUM_SEQS)),
     ]
     if tokens is not None:
@@ -114,6 +117,14 @@ def _defaults(pool: Pool, devices: int) -> list[tuple[str, str]]:
     if devices > 1:
         defaults.append(("--tensor-parallel-size", str(devices)))
     return defaults
+
+
+def utilization(pool: Pool) -> str:
+    """What is reserved of a GPU: a share of it is that part of what one engine alone would reserve."""
+    if pool.slice.share is None:
+        return GPU_MEMORY_UTILIZATION
+    percent = pool.slice.share * round(float(GPU_MEMORY_UTILIZATION) * 100) // 100
+    return f"{max(percent, 1) / 100:.2f}"
 
 
 def _batched_tokens(pool: Pool, usual: int) -> int | None:
@@ -162,6 +173,7 @@ class Vllm:
             *_version_faults(pool),
             *_environment_faults(pool),
             *_offload_faults(pool),
+            *_share_faults(pool),
             *memory_faults(pool, devices_of(pool)),
         )
 
@@ -214,6 +226,21 @@ def _environment_faults(pool: Pool) -> tuple[Fault, ...]:
         )
         for name in pool.engine.env
         if name in OWNED_VARIABLES
+    )
+
+
+def _share_faults(pool: Pool) -> tuple[Fault, ...]:
+    """A share is what it reserves; an argument that says otherwise would take from the others on the GPU."""
+    if pool.slice.share is None:
+        return ()
+    return tuple(
+        Fault(
+            message=f"`--{one.name}` is what `slice.share` writes",
+            hint="set the share, and leave the argument out",
+            at=place,
+        )
+        for place, word in enumerate(pool.engine.args)
+        if (one := written(word)) is not None and one.name in _RESERVING
     )
 
 

@@ -27,7 +27,7 @@ def plain(value: object) -> object:
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, frozenset):
-        return sorted(plain(item) for item in value)  # type: ignore[type-var]  # sets here hold ports alone
+        return sorted(plain(item) for item in value)  # type: ignore[type-var]  # sets here hold ports or UUIDs alone
     if isinstance(value, tuple):
         return [plain(item) for item in value]
     return value

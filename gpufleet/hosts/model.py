@@ -103,6 +103,8 @@ class GpuFact:
     driver: Fact[str]
     mig: MigFact
     processes: Fact[tuple[GpuProcess, ...]]
+    nvlink: Fact[frozenset[GpuUuid]] = field(default=Unknown("how GPUs are linked was not asked"))
+    """GPUs of the host that NVLink, or NVSwitch, joins to this one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,8 +23,8 @@ from gpufleet.pools.model import (
     Member,
     MemberState,
     Pool,
-    SliceWish,
 )
+from gpufleet.pools.slice_document import SliceDocument, check_slice, slice_document, slice_wish
 from gpufleet.pools.strategy_document import (
     StrategyDocument,
     StrategyName,
@@ -58,14 +58,6 @@ WORDS = 512 * 1024
 
 class _Shape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """What all parts of a definition have in common."""
-
-
-class SliceDocument(_Shape, frozen=True, kw_only=True):
-    """What one replica needs; one of the three."""
-
-    gpus: Annotated[int, Meta(ge=1, le=64)] | None = None
-    mig: Text | None = None
-    memory_gib: Annotated[float, Meta(gt=0, le=4096)] | None = None
 
 
 class EngineDocument(_Shape, frozen=True, kw_only=True):
@@ -116,6 +108,7 @@ class PoolDocument(_Shape, frozen=True, kw_only=True):
     engine: EngineDocument = EngineDocument()
     weights: Weights | None = None
     strategy: StrategyName | StrategyDocument = "all-at-once"
+    placement: Literal["best-fit", "spread"] = "best-fit"
     gate: GateDocument = GateDocument()
     limits: LimitsDocument = LimitsDocument()
     kv_offload: Annotated[float, Meta(gt=0, le=16_384)] | None = None
@@ -139,7 +132,7 @@ def to_model(source: Located, problems: Problems, name: str = "") -> Pool | None
     _check_name(source, document, problems, name)
     _check_words(source, document, problems)
     check_weights(source.at("weights"), document.weights, problems)
-    _check_slice(source, document, problems)
+    check_slice(source.at("slice"), document.slice, problems)
     _check_environment(source, document, problems)
     _check_limits(source, document, problems)
     for replica in document.members:
@@ -169,7 +162,6 @@ def _with_places(pool: Pool, source: Located) -> Pool:
 
 def from_model(pool: Pool) -> dict[str, Any]:
     """The definition of `pool` as plain values; secrets as their references."""
-    wish = pool.slice
     document = PoolDocument(
         pool=pool.name,
         model=pool.model,
@@ -177,11 +169,8 @@ def from_model(pool: Pool) -> dict[str, Any]:
         algorithm=_algorithm(pool.algorithm),
         replicas=pool.replicas,
         hosts=list(pool.hosts),
-        slice=SliceDocument(mig=wish.mig)
-        if wish.mig
-        else SliceDocument(memory_gib=wish.memory_gib)
-        if wish.memory_gib
-        else SliceDocument(gpus=wish.gpus),
+        slice=slice_document(pool.slice),
+        placement="spread" if pool.placement == "spread" else "best-fit",
         engine=EngineDocument(
             image=pool.engine.image,
             args=list(pool.engine.args),
@@ -223,7 +212,6 @@ def _written(value: str | Secret[str]) -> str:
 
 
 def _built(document: PoolDocument, name: str) -> Pool:
-    wish = document.slice
     limits = document.limits
     directory, staging = weights_of(document.weights)
     return Pool(
@@ -233,7 +221,7 @@ def _built(document: PoolDocument, name: str) -> Pool:
         algorithm=document.algorithm,
         replicas=document.replicas,
         hosts=(document.hosts,) if isinstance(document.hosts, str) else tuple(document.hosts),
-        slice=SliceWish(gpus=wish.gpus or 1, mig=wish.mig, memory_gib=wish.memory_gib),
+        slice=slice_wish(document.slice),
         engine=EngineWish(
             image=document.engine.image,
             args=tuple(str(word) for word in document.engine.args),
@@ -257,6 +245,7 @@ def _built(document: PoolDocument, name: str) -> Pool:
         ),
         kv_offload=document.kv_offload,
         strategy=strategy_of(document.strategy),
+        placement=document.placement,
         members=tuple(
             Member(replica=ReplicaId(replica), weight=member.weight, state=MemberState(member.state))
             for replica, member in document.members.items()
@@ -342,15 +331,6 @@ def _check_words(source: Located, document: PoolDocument, problems: Problems) ->
             problems.add(
                 place, "an argument looks like a secret", "pass it by engine.env as a reference: ${env:NAME}"
             )
-
-
-def _check_slice(source: Located, document: PoolDocument, problems: Problems) -> None:
-    wish = document.slice
-    said = [key for key in ("gpus", "mig", "memory_gib") if getattr(wish, key) is not None]
-    if len(said) > 1:
-        problems.add(
-            source.at("slice"), f"`slice` says {' and '.join(f'`{key}`' for key in said)}", "one of them"
-        )
 
 
 def _check_environment(source: Located, document: PoolDocument, problems: Problems) -> None:

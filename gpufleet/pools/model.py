@@ -10,6 +10,7 @@ from gpufleet.names import GpuUuid, HostName, PoolName, ReplicaId
 from gpufleet.redact import Secret
 
 ALGORITHMS = ("round-robin", "least-busy", "weighted-static", "random")
+PLACEMENTS = ("best-fit", "spread")
 
 
 class MemberState(Enum):
@@ -21,11 +22,21 @@ class MemberState(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SliceWish:
-    """What one replica needs: whole GPUs, one MIG slice of a profile, or that much memory in GiB."""
+    """What one replica needs.
+
+    Attributes:
+        gpus: whole GPUs of one host, on one NVLink island of it.
+        mig: one MIG slice of this profile.
+        memory_gib: the smallest free GPU or slice with that much memory, all of it.
+        share: percent of one GPU that replicas may share; all of it when None.
+        across: lets the GPUs of a replica lie on several islands.
+    """
 
     gpus: int = 1
     mig: str | None = None
     memory_gib: float | None = None
+    share: int | None = None
+    across: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,6 +162,7 @@ class Pool:
         hosts: a selector.
         weights: directory on the host that is mounted read-only at the same path, or None.
         staging: where weights are brought from before an engine starts, or None.
+        placement: how replicas are laid on hosts: one of `PLACEMENTS`.
         kv_offload: GiB of the host's memory that hold KV cache of one replica, all its GPUs together.
         hosts_at: where the selector was written, `file:line`; for messages alone.
         written_at: where other parts were written, by their names (`kv_offload`, `engine.env.HF_TOKEN`).
@@ -170,6 +182,7 @@ class Pool:
     limits: Limits = field(default_factory=Limits)
     kv_offload: float | None = None
     strategy: StrategyWish = field(default_factory=StrategyWish)
+    placement: str = "best-fit"
     members: tuple[Member, ...] = ()
     owner: str = ""
     hosts_at: str = field(default="", compare=False)

@@ -1,38 +1,49 @@
-"""The smallest slots that hold a replica, on the host that has the fewest replicas of the pool.
+"""The smallest slots that hold a replica, and among equals the host that has the fewest replicas of the pool.
 
-Never places fewer than any other algorithm would: a replica takes `devices` slots of one host, all usable slots
-of a host are alike to it, so a host holds `usable // devices` whatever is taken first.
+Size counts where the demand names a memory: the least that is enough is taken first, wherever it lies, so that large
+slots stay free for what needs them. Where it names whole GPUs or a profile, all that match are equal.
+Never places fewer than any other algorithm would: see `lots`.
 """
 
 from __future__ import annotations
 
+import heapq
 from collections import defaultdict
 from collections.abc import Sequence
 
 from gpufleet.deploy.placement.api import Demand, Placed, Placement, Slot, TooFew
+from gpufleet.deploy.placement.lots import cut, sorted_by_place
 from gpufleet.names import HostName
 
 
 def place(demand: Demand, slots: Sequence[Slot]) -> Placement | TooFew:
     """See `api.Placer`."""
-    free: dict[HostName, list[Slot]] = defaultdict(list)
-    for slot in sorted(slots, key=_smallest_first):
-        if demand.takes(slot):
-            free[slot.host].append(slot)
-    fits = sum(len(usable) // demand.devices for usable in free.values())
-    if fits < demand.replicas:
-        return TooFew(fits)
-    count = {host: demand.present.get(host, 0) for host in free}
+    lots = cut(demand, slots)
+    if len(lots) < demand.replicas:
+        return TooFew(len(lots))
+    count = defaultdict(int, demand.present)
     placed: list[Placed] = []
-    while len(placed) < demand.replicas:
-        host = min(
-            (name for name in free if len(free[name]) >= demand.devices), key=lambda name: (count[name], name)
-        )
-        placed.append(Placed(host, tuple(free[host][: demand.devices])))
-        free[host] = free[host][demand.devices :]
+    sizes: dict[int, dict[HostName, list[Placed]]] = defaultdict(lambda: defaultdict(list))
+    for lot in lots:
+        sizes[_size(demand, lot)][lot.host].append(lot)
+    for _, of_size in sorted(sizes.items()):
+        placed += _evenly(of_size, demand.replicas - len(placed), count)
+    return sorted_by_place(placed)
+
+
+def _size(demand: Demand, lot: Placed) -> int:
+    return 0 if demand.memory_mib is None else sum(slot.memory_mib or 0 for slot in lot.slots)
+
+
+def _evenly(lots: dict[HostName, list[Placed]], wanted: int, count: dict[HostName, int]) -> list[Placed]:
+    """Up to `wanted` lots of one size, each from the host that has the fewest; `count` is kept."""
+    waiting = [(count[host], host) for host in lots]
+    heapq.heapify(waiting)
+    taken: list[Placed] = []
+    while waiting and len(taken) < wanted:
+        _, host = heapq.heappop(waiting)
+        taken.append(lots[host].pop(0))
         count[host] += 1
-    return tuple(sorted(placed, key=lambda item: (item.host, _smallest_first(item.slots[0]))))
-
-
-def _smallest_first(slot: Slot) -> tuple[int, int, int, str]:
-    return (slot.memory_mib or 0, slot.index, slot.start, slot.device)
+        if lots[host]:
+            heapq.heappush(waiting, (count[host], host))
+    return taken

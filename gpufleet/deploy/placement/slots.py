@@ -6,18 +6,22 @@ process, no memory in use above what an idle driver takes. What we could not rea
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 
-from gpufleet.deploy.placement.api import Slot
+from gpufleet.deploy.placement.api import UNKNOWN_ISLAND, WHOLE, Slot
+from gpufleet.deploy.placement.shares import room_left, share_of, unshared_mib
 from gpufleet.hosts.model import ContainerFact, Fact, GpuFact, HostFacts, Known, MigInstance, Unknown
-from gpufleet.names import HostName
+from gpufleet.names import GpuUuid, HostName
 
 IDLE_MEMORY_MIB = 1024
 """Memory in use that counts as an idle driver's own."""
 
 HOLDING = frozenset({"running", "restarting", "paused", "removing"})
-"""Container states in which its GPUs are taken; a created or exited one holds nothing."""
+"""Container states in which its GPUs are taken; a created one holds nothing, nor does an exited one that stays so."""
+
+NO_NVLINK = "no NVLink"
+"""The island of GPUs that are linked by PCIe alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +31,9 @@ class Taken:
     host: HostName
     what: str
     reason: str
+
+
+NO_ONE: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,18 +64,26 @@ def _slice_uuids(gpu: GpuFact) -> set[str]:
             return set()
 
 
-def find(facts: Iterable[HostFacts], releasing: frozenset[str] = frozenset()) -> Room:
-    """Free slots of these hosts, as if the containers in `releasing` (full ids) were stopped already."""
+def find(
+    facts: Iterable[HostFacts], releasing: frozenset[str] = NO_ONE, idle: frozenset[str] = NO_ONE
+) -> Room:
+    """Free slots of these hosts.
+
+    Args:
+        facts: hosts.
+        releasing: full ids of containers that will be stopped: what they hold counts as free.
+        idle: full ids of stopped containers that will be removed before anything could start them again.
+    """
     free: list[Slot] = []
     taken: list[Taken] = []
     for host in facts:
-        room = _on_host(host, releasing)
+        room = _on_host(host, releasing, idle)
         free += room.free
         taken += room.taken
     return Room(tuple(free), tuple(taken))
 
 
-def _on_host(host: HostFacts, releasing: frozenset[str]) -> Room:
+def _on_host(host: HostFacts, releasing: frozenset[str], idle: frozenset[str]) -> Room:
     match (host.gpus, host.containers):
         case (Unknown(reason), _):
             return Room((), (Taken(host.host, "GPUs", f"could not be read: {reason}"),))
@@ -77,10 +92,11 @@ def _on_host(host: HostFacts, releasing: frozenset[str]) -> Room:
         case (Known(gpus), Known(containers)):
             if not gpus:
                 return Room((), (Taken(host.host, "GPUs", "there are none"),))
-            running = tuple(one for one in containers if one.state in HOLDING)
-            rooms = [_on_gpu(host.host, gpu, running, releasing) for gpu in gpus]
+            holding = tuple(one for one in containers if one.id not in idle and (_up(one) or comes_back(one)))
+            islands = islands_of(gpus)
+            rooms = [_on_gpu(host.host, gpu, holding, releasing) for gpu in gpus]
             return Room(
-                tuple(slot for room in rooms for slot in room.free),
+                tuple(replace(slot, island=islands[slot.gpu]) for room in rooms for slot in room.free),
                 tuple(taken for room in rooms for taken in room.taken),
             )
     raise AssertionError("a fact is known or unknown")
@@ -99,24 +115,74 @@ def _on_gpu(
             pass
     if gpu.mig.pending == Known(True):
         return Room((), (Taken(host, name, "MIG is switched on at the next reset"),))
-    reason = _whole_taken(gpu, containers, releasing)
+    holders = [one for one in containers if holds(one, gpu)]
+    stay = [one for one in holders if one.id not in releasing]
+    for holder in stay:
+        if share_of(holder) is None:
+            return Room((), (Taken(host, name, _held_by(holder)),))
+    reason = unshared_mib(gpu, holders) if holders else _stranger(gpu)
     if reason:
         return Room((), (Taken(host, name, reason),))
+    room = room_left(stay)
+    if room <= 0:
+        return Room(
+            (), (Taken(host, name, f"replicas share all of it: {', '.join(one.name for one in stay)}"),)
+        )
     memory = gpu.memory_total_mib.value if isinstance(gpu.memory_total_mib, Known) else None
+    shared = tuple(
+        Taken(host, f"{WHOLE - room} % of {name}", f"container {one.name} has a share of it")
+        for one in stay[:1]
+    )
     return Room(
-        (Slot(host=host, gpu=gpu.uuid, device=gpu.uuid, index=gpu.index, memory_mib=memory),),
-        (),
+        (Slot(host=host, gpu=gpu.uuid, device=gpu.uuid, index=gpu.index, memory_mib=memory, room=room),),
+        shared,
     )
 
 
-def _whole_taken(gpu: GpuFact, containers: tuple[ContainerFact, ...], releasing: frozenset[str]) -> str:
-    """Why a whole GPU is not free; empty when it is."""
-    holders = [one for one in containers if holds(one, gpu)]
-    for holder in holders:
-        if holder.id not in releasing:
-            return f"container {holder.name} holds it"
-    if holders:  # its processes and memory go with the containers that are released
-        return ""
+def _up(container: ContainerFact) -> bool:
+    return container.state in HOLDING
+
+
+def comes_back(container: ContainerFact) -> bool:
+    """Whether a stopped container starts again by itself when the runtime or the host does.
+
+    Docker starts one with the policy `always` even when somebody stopped it; one with `unless-stopped` that ended by
+    itself is `restarting`, and stays stopped when somebody stopped it.
+    """
+    return container.state in {"exited", "dead"} and container.restart_policy == "always"
+
+
+def _held_by(container: ContainerFact) -> str:
+    if _up(container):
+        return f"container {container.name} holds it"
+    return f"container {container.name} is stopped and starts again with the runtime (restart policy always)"
+
+
+def islands_of(gpus: Iterable[GpuFact]) -> Mapping[GpuUuid, str]:
+    """The island of each GPU: those that NVLink joins, directly or over others; those without any; the unknown."""
+    links = {gpu.uuid: gpu.nvlink for gpu in gpus}
+    found: dict[GpuUuid, str] = {}
+    for start, linked in links.items():
+        match linked:
+            case Unknown():
+                found[start] = UNKNOWN_ISLAND
+            case Known(peers) if not peers:
+                found[start] = NO_NVLINK
+            case Known():
+                if start in found:
+                    continue
+                waiting = [start]
+                while waiting:
+                    gpu = waiting.pop()
+                    found[gpu] = f"NVLink {start}"
+                    joined = links[gpu]
+                    if isinstance(joined, Known):
+                        waiting += [peer for peer in joined.value if peer in links and peer not in found]
+    return found
+
+
+def _stranger(gpu: GpuFact) -> str:
+    """Who is on a GPU that no container was given; empty when nobody is."""
     match gpu.processes:
         case Unknown(reason):
             return f"its processes could not be read: {reason}"
@@ -163,7 +229,7 @@ def _slice_taken(
     holders = [one for one in containers if holds(one, gpu, instance)]
     for holder in holders:
         if holder.id not in releasing:
-            return f"container {holder.name} holds it"
+            return _held_by(holder)
     if holders:
         return ""
     match gpu.processes:

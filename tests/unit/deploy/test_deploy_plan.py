@@ -283,3 +283,62 @@ def test_the_diff_names_what_comes_stays_and_goes():
     assert "+ b/0  GPU 0  http://10.0.0.2:8000" in text
     assert "stopped first" in text
     assert {row["status"] for row in diff.rows(plan)} == {"starts", "goes"}
+
+
+def shared(**changes):
+    return pool(slice=SliceWish(share=50), **changes)
+
+
+def test_replicas_that_share_a_gpu_reserve_their_part_and_start_one_after_the_other():
+    plan = planned([facts.host("a", gpus=1)], shared())
+    first, second = by_phase(plan.bring_up, "start")
+    for step in (first, second):
+        words = [str(word) for word in step.do[0].argv]
+        assert words[words.index("--gpu-memory-utilization") + 1] == "0.45"
+        assert "gpufleet.share=50" in words
+    assert "gate-a-0" in second.after
+    assert not any(str(step).startswith("gate") for step in first.after)
+    assert "50 % of GPU 0" in first.title
+
+
+def test_replicas_on_gpus_of_their_own_start_together():
+    for step in by_phase(planned([facts.host("a", gpus=2)]).bring_up, "start"):
+        assert not any(str(before).startswith("gate") for before in step.after)
+        assert not any(str(word).startswith("gpufleet.share") for word in step.do[0].argv)
+
+
+def test_another_share_beside_one_that_runs():
+    running = facts.container("embed", devices=["GPU-a-0"], labels={"gpufleet.share": "50"})
+    plan = planned([facts.host("a", gpus=1, containers=[running])], shared(replicas=1))
+    assert not plan.stopped_first
+    with pytest.raises(Unplaceable) as caught:
+        planned([facts.host("a", gpus=1, containers=[running])], shared(replicas=2))
+    told: Any = caught.value.fields["nearest"]
+    assert {"kind": "smaller-share", "share": 0.25} in [
+        {key: value for key, value in row.items() if key != "text"} for row in told
+    ]
+
+
+def test_only_as_many_shares_make_room_as_must():
+    old = [
+        deployed("a", number, spec="other", port=8000 + number, **{"gpufleet.share": "50"})
+        for number in range(2)
+    ]
+    plan = planned([facts.host("a", gpus=1, containers=old)], shared(replicas=1))
+    assert len(plan.stopped_first) == 1
+    assert len(plan.gone) == 2
+
+
+def test_a_stopped_replica_of_the_pool_does_not_stand_in_its_own_way():
+    old = deployed("a", state="exited", spec="other")
+    plan = planned([facts.host("a", gpus=1, containers=[old])], pool(replicas=1))
+    assert not plan.stopped_first
+    assert [one.container.id for one in plan.gone] == [old.id]
+
+
+def test_spread_keeps_racks_apart():
+    hosts = [facts.host(name, gpus=4) for name in ("a", "b", "c")]
+    racks = {"a": "r1", "b": "r1", "c": "r2"}
+    names = [declared(host.host, labels={"rack": racks[host.host]}) for host in hosts]
+    plan = make(wish(pool(placement="spread", replicas=4)), names, {host.host: host for host in hosts})
+    assert [one.host for one in plan.start] == ["a", "b", "c", "c"]

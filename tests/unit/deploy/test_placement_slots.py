@@ -2,8 +2,9 @@
 
 from dataclasses import replace
 
-from gpufleet.deploy.placement.slots import find, free_ports
+from gpufleet.deploy.placement.slots import find, free_ports, islands_of
 from gpufleet.hosts.model import Known, MigFact, Unknown
+from gpufleet.names import GpuUuid
 from tests.kit import fleet_facts as facts
 
 
@@ -28,8 +29,86 @@ def test_any_container_takes_its_gpu_by_uuid_by_index_and_by_all():
 
 def test_a_stopped_container_holds_nothing():
     for state in ("exited", "created", "dead"):
-        room = find([facts.host("a", containers=[facts.container("old", devices=["0"], state=state)])])
+        old = facts.container("old", devices=["0"], state=state, restart="unless-stopped")
+        room = find([facts.host("a", containers=[old])])
         assert len(room.free) == 2
+
+
+def test_a_stopped_container_that_starts_again_by_itself_holds_its_gpu():
+    old = facts.container("old", devices=["0"], state="exited", restart="always")
+    room = find([facts.host("a", containers=[old])])
+    assert [slot.index for slot in room.free] == [1]
+    assert "starts again" in reasons(room)["GPU 0"]
+    assert len(find([facts.host("a", containers=[old])], idle=frozenset({old.id})).free) == 2
+
+
+def share(name, percent, gpu="GPU-a-0", **changes):
+    return facts.container(name, devices=[gpu], labels={"gpufleet.share": percent}, **changes)
+
+
+def test_shares_leave_the_rest_of_a_gpu():
+    sharing = [share("one", "30"), share("two", "25")]
+    gpus = [facts.gpu("a", 0, used=40000, processes=[facts.process(5), facts.process(6)])]
+    room = find([facts.host("a", gpus=gpus, containers=sharing)])
+    assert [(slot.index, slot.room) for slot in room.free] == [(0, 45)]
+    assert "has a share" in reasons(room)["55 % of GPU 0"]
+    freed = find([facts.host("a", gpus=gpus, containers=sharing)], frozenset({sharing[0].id}))
+    assert [slot.room for slot in freed.free] == [75]
+
+
+def test_a_share_that_is_not_understood_is_all_of_it():
+    for word in ("", "0", "100", "101", "-5", "half", "٣"):
+        room = find([facts.host("a", gpus=1, containers=[share("one", word)])])
+        assert not room.free
+
+
+def test_memory_beyond_the_shares_of_a_gpu_takes_it():
+    for used in (30000, Unknown("no answer")):
+        gpu = facts.gpu("a", 0, memory_used_mib=used if isinstance(used, Unknown) else Known(used))
+        room = find([facts.host("a", gpus=[gpu], containers=[share("one", "30")])])
+        assert not room.free
+        assert ("30000 MiB" in reasons(room)["GPU 0"]) or ("no answer" in reasons(room)["GPU 0"])
+
+
+def test_a_gpu_that_is_shared_out_has_no_room():
+    room = find([facts.host("a", gpus=1, containers=[share("one", "60"), share("two", "40")])])
+    assert not room.free
+    assert "one, two" in reasons(room)["GPU 0"]
+
+
+def linked(*peers):
+    return Known(frozenset(GpuUuid(f"GPU-a-{peer}") for peer in peers))
+
+
+def test_islands_are_what_nvlink_joins():
+    links = [linked(1), linked(0, 2), linked(1), linked(), linked(), Unknown("not asked")]
+    gpus = [facts.gpu("a", index, nvlink=link) for index, link in enumerate(links)]
+    islands = islands_of(gpus)
+    assert [islands[gpu.uuid] for gpu in gpus] == [
+        *["NVLink GPU-a-0"] * 3,
+        "no NVLink",
+        "no NVLink",
+        "unknown",
+    ]
+    assert [slot.island for slot in find([facts.host("a", gpus=gpus)]).free] == [
+        islands[gpu.uuid] for gpu in gpus
+    ]
+
+
+def test_two_hundred_hosts_of_eight_gpus_are_looked_at_once_a_container_at_most():
+    """What a plan does of a full fleet stays linear: every GPU is looked at a small number of times."""
+    fleet = [
+        facts.host(
+            f"h{number}",
+            gpus=8,
+            containers=[
+                facts.container(f"c{number}-{at}", devices=[f"GPU-h{number}-{at}"]) for at in range(8)
+            ],
+        )
+        for number in range(200)
+    ]
+    room = find(fleet)
+    assert (len(room.free), len(room.taken)) == (0, 1600)
 
 
 def test_a_process_or_memory_without_an_owner_takes_a_gpu():

@@ -95,6 +95,16 @@ def test_a_source_of_weights_is_written_back_as_it_was(weights):
     assert from_model(pool)["weights"] == weights
 
 
+@pytest.mark.parametrize("said", [{"share": 0.33}, {"gpus": 4, "across": True}, {"memory_gib": 24.0}])
+def test_what_a_replica_needs_comes_back_as_it_was_written(said):
+    problems = Problems()
+    pool = to_model(Located.of({"model": "m", "slice": said, "placement": "spread"}), problems, "chat")
+    assert not problems.rows
+    assert pool is not None
+    again = from_model(pool)
+    assert (again["slice"], again["placement"]) == (said, "spread")
+
+
 MISTAKES = [
     ("pool: chat\n", 1, "`model` is missing"),
     ("pool: chat\nmodel: m\nreplica: 3\n", 3, "unknown field `replica`"),
@@ -104,6 +114,10 @@ MISTAKES = [
     ("model: m\n", 1, "`pool` is missing"),
     ("pool: chat\nmodel: --privileged\n", 2, "starts with `-`"),
     ("pool: chat\nmodel: m\nslice:\n  gpus: 1\n  mig: 1g.10gb\n", 3, "`gpus` and `mig`"),
+    ("pool: chat\nmodel: m\nslice:\n  gpus: 2\n  share: 0.5\n", 3, "`gpus` and `share`"),
+    ("pool: chat\nmodel: m\nslice:\n  share: 1.5\n", 4, "share"),
+    ("pool: chat\nmodel: m\nslice:\n  across: true\n", 4, "several GPUs"),
+    ("pool: chat\nmodel: m\nplacement: tight\n", 3, "placement"),
     ("pool: chat\nmodel: m\nengine:\n  image: --privileged\n", 4, "no image reference"),
     ("pool: chat\nmodel: m\nengine:\n  image: a b\n", 4, "no image reference"),
     ("pool: chat\nmodel: m\nengine:\n  args:\n    - --max-model-len 8192\n", 5, "two words in one item"),
