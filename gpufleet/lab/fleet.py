@@ -14,6 +14,7 @@ from gpufleet.lab.faults import LINK, Fault, Kind
 from gpufleet.lab.gpus.boards import BOARDS
 from gpufleet.lab.gpus.simgpu import GpuSet, Holder, SimGpu, make_gpus
 from gpufleet.lab.gpus.smi_cli import ctk_program, smi_program
+from gpufleet.lab.network import Network
 from gpufleet.lab.programs import install
 from gpufleet.lab.shell.call import Call, Program
 from gpufleet.lab.shell.curl_tool import curl_program
@@ -141,6 +142,7 @@ class Fleet:
     hosts: dict[str, LabHost]
     registry: Registry
     clock: LabClock
+    network: Network = field(default_factory=Network)
 
     def __getitem__(self, name: str) -> LabHost:
         return self.hosts[name]
@@ -159,13 +161,18 @@ def build_fleet(
     """Hosts as described; `engines` gives what runs in the containers of a host, in memory by default."""
     shared = registry or Registry()
     hosts = {}
+    network = Network()
     for wish in wishes:
         host = SimHost(wish.name, clock, address=wish.address, login=wish.login)
-        hosts[wish.name] = _lab_host(wish, host, engines(host) if engines else ModelEngines(clock), shared)
-    return Fleet(hosts=hosts, registry=shared, clock=clock)
+        hosts[wish.name] = _lab_host(
+            wish, host, engines(host) if engines else ModelEngines(clock), shared, network
+        )
+    return Fleet(hosts=hosts, registry=shared, clock=clock, network=network)
 
 
-def _lab_host(wish: HostWish, host: SimHost, engines: EngineHost, registry: Registry) -> LabHost:
+def _lab_host(
+    wish: HostWish, host: SimHost, engines: EngineHost, registry: Registry, network: Network
+) -> LabHost:
     gpus = GpuSet(gpus=_gpus(wish), driver=wish.driver, cuda=_cuda(wish.driver))
     containers = ContainerEngine(
         host, engines, registry, kind=wish.runtime, version=wish.version, gpus=gpus.names
@@ -175,7 +182,8 @@ def _lab_host(wish: HostWish, host: SimHost, engines: EngineHost, registry: Regi
     containers.smi_inside = lambda devices: smi_program(gpus.given(devices))
     for image in wish.images:
         containers.add_image(image)
-    programs = {wish.runtime: container_program(containers), "curl": curl_program(engines)}
+    programs = {wish.runtime: container_program(containers), "curl": curl_program(network)}
+    network.join(host, containers, engines)
     if gpus.gpus:
         programs["nvidia-smi"] = smi_program(gpus)
         host.fs.write("/proc/driver/nvidia/version", f"NVRM version: {wish.driver}\n".encode())
