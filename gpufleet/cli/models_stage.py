@@ -15,7 +15,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from gpufleet.deploy.staging.flow import Prepared
+    from gpufleet.deploy.staging.give import Spot
     from gpufleet.deploy.tools import Tools
+    from gpufleet.names import HostName
     from gpufleet.pools.model import WeightsWish
 
 Model = Annotated[
@@ -37,6 +39,12 @@ SecretKey = Annotated[
 ]
 Store = Annotated[str, typer.Option(metavar="DIRECTORY", help="On the hosts; ~/.gpufleet/models by default.")]
 Shared = Annotated[bool, typer.Option("--shared", help="Every host sees the same store: one host writes.")]
+Image = Annotated[
+    str,
+    typer.Option(
+        metavar="IMAGE", help="An image with Python, by which hosts give the weights to each other."
+    ),
+]
 Verify = Annotated[bool, typer.Option("--verify", help="Read again what is there, and mend what is damaged.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Show the plan and change nothing.")]
 Check = Annotated[bool, typer.Option("--check", help="Exit with 3 if anything would change.")]
@@ -60,6 +68,7 @@ def stage(  # options, given by name
     secret_key: SecretKey = "",
     store: Store = "",
     shared: Shared = False,
+    image: Image = "",
     verify: Verify = False,
     dry_run: DryRun = False,
     check: Check = False,
@@ -82,7 +91,9 @@ def stage(  # options, given by name
         shared=shared,
     )
     with wiring.fleet_tools(current()) as tools:
-        prepared = _prepared(tools, wish, hosts or (), verify=verify, command=f"{COMMAND} {model}")
+        prepared = _prepared(
+            tools, wish, hosts or (), verify=verify, image=image, command=f"{COMMAND} {model}"
+        )
         planned = survey.rows(prepared.staging, prepared.hosts)
         if dry_run or check or not prepared.changes:
             outcome = "changes" if prepared.changes else "no_change"
@@ -96,16 +107,19 @@ def stage(  # options, given by name
 
 
 def _prepared(
-    tools: Tools, wish: WeightsWish, hosts: Sequence[str], *, verify: bool, command: str
+    tools: Tools, wish: WeightsWish, hosts: Sequence[str], *, verify: bool, image: str, command: str
 ) -> Prepared:
     """Ask the source and the hosts, and plan."""
     from pathlib import Path
 
     from gpufleet.deploy.staging import flow, survey
+    from gpufleet.deploy.staging.spots import spots_of
     from gpufleet.deploy.staging.wish import source_of
+    from gpufleet.deploy.survey import survey as survey_hosts
     from gpufleet.inventory.secrets import resolve
 
-    names = wiring.host_names(wiring.select(tools.inventory, hosts))
+    chosen = wiring.select(tools.inventory, hosts)
+    names = wiring.host_names(chosen)
     base = Path(tools.inventory.path).parent
     staging = survey.prepare(
         source_of(wish, lambda reference: resolve(reference, base)),
@@ -118,7 +132,17 @@ def _prepared(
         forks=tools.change.forks,
         warn=tools.warn,
     )
-    return flow.plan_of(staging, names, tools.change, command=command)
+    spots: Mapping[HostName, Spot] = {}
+    if image:
+        facts = survey_hosts(
+            tools.change.transport, chosen, clock=tools.change.clock, forks=tools.change.forks
+        )
+        spots = spots_of(chosen, facts)
+    elif len(staging.lacking(names)) > 1 and not wish.shared:
+        note(
+            f"{len(staging.lacking(names))} hosts read the source; with `--image IMAGE` they give to each other"
+        )
+    return flow.plan_of(staging, names, tools.change, command=command, image=image, spots=spots)
 
 
 def _wish(model: str, revision: str, **typed: str | bool) -> WeightsWish:

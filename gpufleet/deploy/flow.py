@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from gpufleet.change.flow import Change, run_change
 from gpufleet.change.model import Plan
@@ -24,9 +23,7 @@ from gpufleet.deploy.plan import DeployPlan, Wish, make
 from gpufleet.deploy.replicas import Present, replicas_of
 from gpufleet.deploy.retire import copy_routes, retire, try_again
 from gpufleet.deploy.rows import explain, rows, served
-from gpufleet.deploy.staging.steps import Staging
-from gpufleet.deploy.staging.survey import prepare as prepare_staging
-from gpufleet.deploy.staging.wish import source_of
+from gpufleet.deploy.staging.word import forget_word, keep_word
 from gpufleet.deploy.survey import glance, preflight, survey
 from gpufleet.deploy.tools import (
     Done,
@@ -38,10 +35,9 @@ from gpufleet.deploy.tools import (
     warn_of_leases,
 )
 from gpufleet.deploy.verdict import doubts, judge, question_of, refuse
+from gpufleet.deploy.weights import staging_of, word_of
 from gpufleet.errors import FleetError
 from gpufleet.hosts.model import HostFacts, Known
-from gpufleet.inventory.model import Host
-from gpufleet.inventory.secrets import resolve
 from gpufleet.inventory.select import select
 from gpufleet.models.load import catalogue
 from gpufleet.models.model import Entry
@@ -59,6 +55,7 @@ class Prepared:
         routes_change: whether the published route would differ, even when no host is touched.
         facts: what it rests on.
         key: the engines' key; on disk once the plan is carried out.
+        word: opens the hosts that give weights to others, likewise; None when nothing is staged.
     """
 
     plan: DeployPlan
@@ -67,6 +64,7 @@ class Prepared:
     facts: Mapping[HostName, HostFacts]
     routes_change: bool
     key: Secret[str]
+    word: Secret[str] | None = None
 
     @property
     def changes(self) -> bool:
@@ -118,7 +116,7 @@ def prepare(
         engine=tools.engine,
         key=key,
         command=command,
-        staging=staging_of(tools, pool, chosen),
+        staging=staging_of(tools, pool, chosen, facts, run),
         served=next((route for route in tools.store.routes().pools if route.name == pool.name), None),
     )
     plan = make(wish, chosen, facts)
@@ -132,6 +130,7 @@ def prepare(
         facts=facts,
         routes_change=_routes_differ(tools, plan, key.reference),
         key=key,
+        word=word_of(wish.staging),
     )
 
 
@@ -150,28 +149,6 @@ def _weighed(
     for line in doubts(judged):
         tools.warn(line)
     return replace(plan, memory=judged)
-
-
-def staging_of(tools: Tools, pool: Pool, hosts: Sequence[Host]) -> Staging | None:
-    """The weights that the pool's hosts need first, found at their source; None when they are there already.
-
-    Raises:
-        PreflightFailed: the source refuses, or a host has no room.
-    """
-    if pool.staging is None:
-        return None
-    base = Path(tools.inventory.path).parent
-    return prepare_staging(
-        source_of(pool.staging, lambda reference: resolve(reference, base)),
-        tuple(host.name for host in hosts),
-        store=pool.staging.store,
-        shared=pool.staging.shared,
-        verify=False,
-        transport=tools.change.transport,
-        clock=tools.change.clock,
-        forks=tools.change.forks,
-        warn=tools.warn,
-    )
 
 
 def carry_out(tools: Tools, prepared: Prepared) -> Done:
@@ -226,8 +203,10 @@ def boots_of(facts: Mapping[HostName, HostFacts]) -> dict[HostName, str]:
 
 
 def _applied(tools: Tools, plan: Plan, prepared: Prepared) -> Change:
+    if prepared.word is not None:
+        keep_word(tools.change.state_dir, prepared.run, prepared.word)
     try:
-        return run_change(
+        change = run_change(
             plan,
             tools.change,
             on_commit=commit.finish_commit(tools.store),
@@ -237,6 +216,8 @@ def _applied(tools: Tools, plan: Plan, prepared: Prepared) -> Change:
     except FleetError as error:
         explain(error, prepared.plan)
         raise
+    forget_word(tools.change.state_dir, prepared.run)
+    return change
 
 
 def _with_members(pool: Pool, known: record.PoolRecord | None) -> Pool:

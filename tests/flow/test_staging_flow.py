@@ -140,6 +140,36 @@ def test_a_disk_that_fills_up_turns_everything_back(tmp_path: Path):
     assert stores(site)["gpu-02"] == []
 
 
+def test_many_hosts_cost_one_read_of_the_source_and_no_giver_is_left(tmp_path: Path):
+    site = Site(tmp_path, count=7)
+    with sources(site) as (hub, storage):
+        assert site.deploy(site.pool(staging=wish(hub))).outcome == "committed"
+        assert storage.reads("model-1.safetensors") == 1
+        site.told.clear()
+    for lab in site.fleet:
+        assert {name: staged(site, lab.name)[name] for name in FILES} == FILES
+        assert not [c for c in lab.containers.containers.values() if c.name.startswith("gpufleet-give")]
+    assert not list((tmp_path / "state" / "staging").iterdir())
+
+
+def test_a_new_host_copies_from_one_that_has_the_weights(tmp_path: Path):
+    site = Site(tmp_path, count=3)
+    with sources(site) as (hub, storage):
+        site.deploy(site.pool(staging=wish(hub), hosts=("gpu-01",), replicas=1))
+        site.deploy(site.pool(staging=wish(hub), hosts=("gpu-01", "gpu-02", "gpu-03"), replicas=6))
+        assert storage.reads("model-1.safetensors") == 1
+    assert {name: staged(site, "gpu-03")[name] for name in FILES} == FILES
+
+
+def test_hosts_that_do_not_reach_each_other_read_the_source(tmp_path: Path):
+    site = Site(tmp_path, count=3)
+    addresses = [lab.host.address for lab in site.fleet]
+    site.fleet.network.walls = {(one, other) for one in addresses for other in addresses if one != other}
+    with sources(site) as (hub, storage):
+        assert site.deploy(site.pool(staging=wish(hub))).outcome == "committed"
+        assert storage.reads("model-1.safetensors") == 3
+
+
 def test_of_a_shared_store_one_host_is_the_writer(tmp_path: Path):
     site = Site(tmp_path, count=3)
     with sources(site) as (hub, _):

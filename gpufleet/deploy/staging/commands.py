@@ -66,7 +66,7 @@ origin() {
   rest=${1#*://}
   printf '%s://%s' "${1%%://*}" "${rest%%[/?#]*}"
 }
-refused=
+refused= near_off=
 ask_where() {
   target=$1 bearer=$2 hops=0
   while [ "$hops" -lt 6 ]; do
@@ -99,12 +99,13 @@ bring() {
     if [ -r "$1" ]; then refused="cannot be copied"; else refused="cannot be read: $1"; fi
     return 1 ;;
   esac
-  target=$1 bearer=$2
+  target=$1 bearer=$2 patient=30
+  if [ -n "$3" ]; then patient=5; fi
   if [ "$bearer" = follow ]; then bearer=; fi
   if [ -n "$2" ]; then ask_where "$1" "$bearer" || { again=; return 1; }; fi
   code=$(
     { printf 'url = "%s"\\n' "$target"; [ -z "$bearer" ] || printf 'header = "%s"\\n' "$bearer"; [ -z "$3" ] || printf 'noproxy = "*"\\n'; } |
-      curl -q -s -g -f -C - -o "$incoming" -w '%{http_code}' --connect-timeout 30 --speed-limit 1 --speed-time "$stall" -K - 2>/dev/null
+      curl -q -s -g -f -C - -o "$incoming" -w '%{http_code}' --connect-timeout "$patient" --speed-limit 1 --speed-time "$stall" -K - 2>/dev/null
   )
   status=$?
   case $status in
@@ -121,8 +122,13 @@ bring() {
     416) rm -f "$incoming" ;;
     esac ;;
   23) refused="cannot be written to $store: is its disk full?" again= ;;
-  28) refused="no answer, or no byte for $stall s, from $(origin "$target")" ;;
+  28)
+    refused="no answer, or no byte for $stall s, from $(origin "$target")"
+    if [ -n "$3" ]; then near_off=yes again=; fi ;;
   33) rm -f "$incoming"; refused="$(origin "$target") cannot resume" ;;
+  6|7)
+    refused="$(origin "$target") is not reached"
+    if [ -n "$3" ]; then near_off=yes again=; fi ;;
   60|77) refused="the certificate of $(origin "$target") is not trusted by this host" again= ;;
   127) refused="curl: not found on this host" again= ;;
   *) refused="$(origin "$target") broke off (curl status $status)" ;;
@@ -162,6 +168,7 @@ fetch() {
     say "$partial cannot be written: is its disk full?"
     leave 1
   }
+  if [ -n "$near_off" ] && [ -n "$far" ]; then near=; fi
   tries=0 bad=0 got=0 from=$near
   if [ -z "$from" ]; then from=$far; fi
   while :; do

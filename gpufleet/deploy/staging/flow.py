@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 from gpufleet.change.flow import Tools as ChangeTools
 from gpufleet.change.flow import run_change
 from gpufleet.change.model import Plan
 from gpufleet.change.records import journal_file
 from gpufleet.deploy.staging import survey
+from gpufleet.deploy.staging.give import Giving, Spot
 from gpufleet.deploy.staging.steps import Staging
+from gpufleet.deploy.staging.word import forget_word, keep_word, new_word
 from gpufleet.names import HostName, RunId
 
 STAGE = "models-stage"
@@ -31,9 +34,20 @@ class Prepared:
         return bool(self.plan.steps)
 
 
-def plan_of(staging: Staging, hosts: Sequence[HostName], tools: ChangeTools, *, command: str) -> Prepared:
-    """The plan that brings a revision to hosts."""
+def plan_of(
+    staging: Staging,
+    hosts: Sequence[HostName],
+    tools: ChangeTools,
+    *,
+    command: str,
+    image: str = "",
+    spots: Mapping[HostName, Spot] = MappingProxyType({}),
+) -> Prepared:
+    """The plan that brings a revision to hosts; with an image that has Python they give to each other."""
     run = journal_file.new_run_id(tools.clock)
+    if image:
+        giving = Giving(image=image, word=new_word(tools.state_dir, run), spots=spots)
+        staging = replace(staging, giving=giving)
     plan = Plan(
         title=f"stage {staging.listing.source.shown}",
         command=command,
@@ -52,6 +66,10 @@ def carry_out(tools: ChangeTools, prepared: Prepared) -> tuple[RunId | None, lis
     planned = survey.rows(prepared.staging, prepared.hosts)
     if not prepared.changes:
         return None, planned
+    giving = prepared.staging.giving
+    if giving is not None:
+        keep_word(tools.state_dir, prepared.run, giving.word)
     change = run_change(prepared.plan, tools, on_commit=lambda _run, _context: None, run=prepared.run)
+    forget_word(tools.state_dir, prepared.run)
     done = {row.host: row.fields() for row in change.rows}
     return change.run, [{**row, **done.get(HostName(str(row["host"])), {})} for row in planned]

@@ -30,6 +30,12 @@ def seen(answer: Exit, data: tuple[str, ...]) -> Verdict:
     return Waits(reason=verdict.reason) if isinstance(verdict, Fails) else verdict
 
 
+def gives(answer: Exit, data: tuple[str, ...]) -> Verdict:
+    """Whether a giver runs or not, it is well: who wants from it asks the source when it does not."""
+    del answer, data
+    return Holds()
+
+
 def no_partial(answer: Exit, data: tuple[str, ...]) -> Verdict:
     """Whether nothing of a broken copy of ours is left."""
     del data
@@ -42,6 +48,7 @@ def no_partial(answer: Exit, data: tuple[str, ...]) -> Verdict:
 PREDICATES: Mapping[str, Predicate] = {
     "weights-whole": whole,
     "weights-seen": seen,
+    "gives-or-not": gives,
     "no-partial-weights": no_partial,
 }
 

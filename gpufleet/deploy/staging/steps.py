@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from gpufleet.change.model import Check, Step
-from gpufleet.deploy.staging import commands
+from gpufleet.deploy.staging import commands, tree
+from gpufleet.deploy.staging.give import Giving
 from gpufleet.deploy.staging.model import Fetch, HostStore, Listing
 from gpufleet.names import HostName, RunId, StepId
 
@@ -32,6 +33,7 @@ class Staging:
         stores: what each host said.
         shared: the store is one directory that all hosts see.
         verify: what is there already is read again and repaired.
+        giving: how hosts give to each other; None lets each read the source.
     """
 
     listing: Listing
@@ -40,6 +42,7 @@ class Staging:
     stores: Mapping[HostName, HostStore] = field(default_factory=dict)
     shared: bool = False
     verify: bool = False
+    giving: Giving | None = None
 
     def lacking(self, hosts: Sequence[HostName]) -> tuple[HostName, ...]:
         """Hosts that have something to do: those without the weights, all of them when they are verified."""
@@ -48,22 +51,53 @@ class Staging:
     def steps(self, hosts: Sequence[HostName], run: RunId) -> tuple[Step, ...]:
         """What brings the revision to these hosts; nothing for those that have it."""
         lacking = self.lacking(hosts)
-        if not self.shared or len(lacking) < 2:
-            return tuple(self._stage(host, run) for host in lacking)
-        first = self._stage(lacking[0], run)
-        return (first, *(self._seen(host, first) for host in lacking[1:]))
+        if self.shared and len(lacking) > 1:
+            first = self._stage(lacking[0], run)
+            return (first, *(self._seen(host, first) for host in lacking[1:]))
+        return self._tree(lacking, run)
 
-    def _stage(self, host: HostName, run: RunId) -> Step:
+    def _tree(self, lacking: Sequence[HostName], run: RunId) -> tuple[Step, ...]:
+        """Each host copies from one that is done before it; the source is read by the roots alone."""
+        giving = self.giving
+        if giving is None or self.verify:
+            return tuple(self._stage(host, run) for host in lacking)
+        having = [
+            host for host, store in self.stores.items() if store.state == "complete" and host in giving.spots
+        ]
+        able = [host for host in lacking if host in giving.spots]
+        ordered = (*able, *(host for host in lacking if host not in giving.spots))
+        parents = tree.parents(having[: -(-len(lacking) // tree.FAN_OUT)], ordered, givers=len(able))
+        steps: list[Step] = []
+        children: dict[HostName, list[StepId]] = {}
+        for host, parent in parents.items():
+            step = self._stage(host, run, parent)
+            steps.append(step)
+            if parent is not None:
+                children.setdefault(parent, []).append(step.id)
+        for host, fed in children.items():
+            here = {StepId(f"stage-{host}")} if host in parents else set()
+            steps.append(giving.begin(host, self.path, run, frozenset(here)))
+            steps.append(giving.end(host, run, frozenset(fed)))
+        return tuple(steps)
+
+    def _stage(self, host: HostName, run: RunId, parent: HostName | None = None) -> Step:
         owner = f"{run}/{host}"
+        near = self.giving.base(parent) if self.giving is not None and parent is not None else ""
+        how = f"from {parent}" if parent is not None else self.listing.source.shown
         look = commands.look(self.path, owner)
         return Step(
             id=StepId(f"stage-{host}"),
             host=host,
-            title=f"stage {self.listing.source.shown} into {self.path}",
-            do=(commands.fetch(self.path, owner, self.fetches, mode="verify" if self.verify else "stage"),),
+            title=f"stage {how} into {self.path}",
+            do=(
+                commands.fetch(
+                    self.path, owner, self.fetches, near=near, mode="verify" if self.verify else "stage"
+                ),
+            ),
             undo=(commands.tidy(self.path, owner),),
             verify=Check(look=look, expect="weights-whole", data=(self.path,)),
             absent=Check(look=look, expect="no-partial-weights"),
+            after=frozenset({StepId(f"give-{parent}")} if parent is not None else ()),
             phase="stage",
         )
 

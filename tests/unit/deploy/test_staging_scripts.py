@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import hashlib
+import socket
 import subprocess
+import sys
 import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+import httpx
 import pytest
 
 from gpufleet.change.model import Fails, Holds
-from gpufleet.deploy.staging import ask, commands, looks
+from gpufleet.deploy.staging import ask, commands, give, looks
 from gpufleet.deploy.staging.model import Fetch, Kind, Source, WeightFile
 from gpufleet.redact import Secret
 from gpufleet.remote.command import Command
@@ -196,6 +202,56 @@ def test_a_flipped_byte_of_a_neighbour_is_found_and_the_source_is_asked(tmp_path
         assert answer.ok, answer.stderr
         assert (near.reads("a.safetensors"), served.reads("a.safetensors")) == (2, 1)
     assert (tmp_path / "m@1" / "a.safetensors").read_bytes() == good
+
+
+@contextmanager
+def giver(store: Path, word: str) -> Iterator[str]:
+    """The program of a giver, as its container runs it."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    environment = {"GPUFLEET_GIVE": word, "GPUFLEET_STORE": str(store), "GPUFLEET_PORT": str(port)}
+    process = subprocess.Popen(
+        [sys.executable, "-c", give.PYTHON], env=environment, stderr=subprocess.DEVNULL
+    )
+    try:
+        for _ in range(600):
+            with socket.socket() as probe:
+                if probe.connect_ex(("127.0.0.1", port)) == 0:
+                    break
+            time.sleep(0.05)
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_a_host_that_has_the_weights_gives_them_to_another(tmp_path: Path):
+    content = bytes(range(256)) * 3000
+    wanted = one_file("http://127.0.0.1:9", content, "sub dir/a.safetensors")
+    (tmp_path / "one" / "sub dir").mkdir(parents=True)
+    (tmp_path / "one" / "sub dir" / "a.safetensors").write_bytes(content)
+    final = tmp_path / "two" / "m@1"
+    incoming = tmp_path / "two" / "m@1.partial" / ".incoming" / "sub dir"
+    incoming.mkdir(parents=True)
+    (incoming / "a.safetensors").write_bytes(content[:100_000])
+    with giver(tmp_path / "one", "word") as url:
+        for wrong in ("", "/", "/wrong/sub%20dir/a.safetensors", "/word/../two", "/word/%2e%2e/x", "/word/"):
+            assert httpx.get(url + wrong).status_code == 404
+        near = Secret(f"{url}/word", reference="http://x/${file:word}")
+        answer = sh(commands.fetch(str(final), "run-1", [wanted], near=near), tmp_path)
+        assert answer.ok, answer.stderr
+    assert tree(final) == {"sub dir/a.safetensors": content}
+
+
+def test_a_giver_that_is_not_reached_is_asked_once(tmp_path: Path):
+    files = {f"{n}.safetensors": b"x" * (100 + n) for n in range(5)}
+    with weight_sources.plain(files) as served:
+        fetches = [one_file(served.url, content, name) for name, content in files.items()]
+        command = commands.fetch(str(tmp_path / "m@1"), "run-1", fetches, near="http://127.0.0.1:9/word")
+        answer = sh(command, tmp_path)
+        assert answer.ok, answer.stderr
+    assert tree(tmp_path / "m@1") == files
 
 
 def test_a_server_without_ranges_is_read_from_the_beginning(tmp_path: Path):
