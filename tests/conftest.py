@@ -20,6 +20,11 @@ for name, examples in (("dev", 50), ("ci", 500), ("deep", 10_000)):
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dev"))
 
 
+# What the person who runs the tests has set for their own fleet is none of the tests' business.
+for name in [name for name in os.environ if name.startswith("GPUFLEET_")]:
+    if not name.startswith(("GPUFLEET_REAL_", "GPUFLEET_REQUIRE_")):
+        del os.environ[name]
+
 # A suite that is started in the background or by nohup inherits ignored signals and would hand them on to every
 # process that it starts, so that a Ctrl-C which a test sends would not be heard.
 for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, lambda *_: None)):

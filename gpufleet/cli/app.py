@@ -118,7 +118,9 @@ def _group(name: str) -> Any:
     """The parser of one command group, imported now."""
     import typer
 
-    return typer.main.get_command(importlib.import_module(f"gpufleet.cli.{name}").app)
+    from gpufleet.cli.coercion import spare
+
+    return spare(typer.main.get_command(importlib.import_module(f"gpufleet.cli.{name}").app))
 
 
 def _usage_of(error: Exception) -> UsageError | None:

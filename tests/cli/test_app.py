@@ -158,3 +158,19 @@ def test_ctrl_c_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
 
 def test_main_returns_a_code_instead_of_exiting() -> None:
     assert main(["--version"]) == 0
+
+
+@pytest.mark.parametrize(
+    "words", [["hosts", "list", "a"], ["inventory", "validate"], ["pool", "list"]], ids=" ".join
+)
+def test_words_that_stay_words_cost_no_converter(tmp_path, words):
+    (tmp_path / "inventory.yaml").write_text("version: 1\nhosts:\n  a: {address: 127.0.0.1}\n")
+    code = (
+        "import sys\nfrom gpufleet.cli.app import main\n"
+        f"ended = main({[*words, '--state-dir', str(tmp_path)]!r})\n"
+        "print(ended, 'pydantic' in sys.modules)"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True, cwd=tmp_path
+    )
+    assert ended.stdout.splitlines()[-1] == "0 False", ended.stderr
