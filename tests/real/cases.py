@@ -241,7 +241,7 @@ AT_START = (
     Case(fault="disk full", phase="start", at=START, inject=lambda s: faults.disk_full(s.host, "/var/lib/docker"), exits=(9,), says=("no space left",)),
     Case(fault="home disk full", phase="start", at=START, inject=lambda s: faults.disk_full(s.host, "/home"), exits=(9,), says=("no space left",)),
     Case(fault="GPU refused by the hook", phase="start", at=START, inject=gpu_unknown_to_hook, exits=(9,), says=("unknown device",)),
-    Case(fault="memory limit refused", phase="start", inject=nothing, exits=(9,), names_host=False, says=("memory limit",), pool={"limits": {"memory": "1m"}}),
+    Case(fault="CPU limit refused", phase="start", inject=nothing, exits=(9,), names_host=False, says=("CPUs",), pool={"limits": {"cpus": 512}}),
     Case(fault="image removed", phase="start", alone=True, at=START, inject=image_removed, exits=(9,), pool=NEXT),
     Case(fault="docker stopped", phase="start", at=START, inject=lambda s: faults.service(s.host, "docker", "stop"), exits=(10,), ends="undo", says=DOWN),
     Case(fault="docker killed", phase="start", at=START, inject=lambda s: faults.docker_held(s.host, "run"), midway=kill_docker_midway, exits=(10,), ends="undo", says=DOWN),
