@@ -152,18 +152,17 @@ ids=$("$runtime" ps -aq --no-trunc --filter "id=$id") || exit 1
 [ -n "$ids" ] || exit 0
 no_proxy='*' NO_PROXY='*'
 export no_proxy NO_PROXY
-waited=0 silent=0
+waited=0
 state=$("$runtime" inspect --format '{{.State.Status}}' "$id")
-if [ "$state" = running ] && [ -n "$metrics" ] && command -v curl >/dev/null 2>&1; then
+if [ "$state" = running ] && [ -n "$metrics" ]; then
   sleep "$pause"
-  while [ "$waited" -lt "$limit" ] && [ "$silent" -lt 3 ]; do
-    if page=$(curl -s -f -m 5 "$metrics"); then
-      silent=0
+  while [ "$waited" -lt "$limit" ]; do
+    if page=$(curl -s -f -m 5 "$metrics" 2>/dev/null); then
       at_work=$(printf '%s\\n' "$page" | grep -E "$busy" | grep -v -E ' 0(\\.0*)?$')
       [ -n "$at_work" ] || break
-    else
-      silent=$((silent + 1))
     fi
+    state=$("$runtime" inspect --format '{{.State.Status}}' "$id")
+    [ "$state" = running ] || break
     sleep 1
     waited=$((waited + 1))
   done
@@ -332,7 +331,7 @@ class Drain:
         metrics: its metrics page as the host reaches it; nothing is waited for without one, or when it does not run.
         busy: regular expression of the lines whose value is 0 when it has nothing to do.
         pause: seconds in which every proxy reads the new route table.
-        limit: seconds until it is stopped whatever it does; three silent answers in a row end the wait too.
+        limit: seconds until it is stopped whatever it does; a page that does not come is waited for so long too.
     """
 
     metrics: str

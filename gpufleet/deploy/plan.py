@@ -24,6 +24,7 @@ from gpufleet.deploy.commands import Dialect
 from gpufleet.deploy.numbers import numbered
 from gpufleet.deploy.placement import nearest
 from gpufleet.deploy.placement.api import WHOLE, Demand, Placement, TooFew, placers
+from gpufleet.deploy.placement.gently import gently
 from gpufleet.deploy.placement.handover import in_the_way
 from gpufleet.deploy.placement.slots import HOLDING, Room, Taken, find, free_ports
 from gpufleet.deploy.replicas import LABEL, New, Present, endpoint, endpoint_of, replicas_of
@@ -205,7 +206,7 @@ def _placed(
         return found, (frozenset(),) * len(found)
     releasing = frozenset(one.container.id for one in rest if one.up)
     in_place = find(open_hosts, releasing, idle)
-    found = place(demand, in_place.free)
+    found = gently(place, demand, alongside.free, in_place.free)
     if isinstance(found, TooFew):
         room = replace(in_place, taken=(*in_place.taken, *shut))
         raise _unplaceable(wish.pool, found.fits + len(keep), open_hosts, room, demand)
@@ -294,6 +295,9 @@ def _assembled(
             if isinstance(host.runtime, Known)
         },
         served=wish.served,
+        beside=tuple(
+            one for one in (*keep, *gone) if one.up and one.container.ports and one.host in declared
+        ),
         routes=membership.route(
             pool,
             endpoints,

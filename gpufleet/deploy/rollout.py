@@ -10,10 +10,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import msgspec
+from msgspec.structs import replace
+
 from gpufleet.change.model import HERE, Step
 from gpufleet.deploy import steps as parts
 from gpufleet.deploy import traffic
 from gpufleet.deploy.commands import Dialect
+from gpufleet.deploy.judgement import shares, watch_of
 from gpufleet.deploy.replicas import LABEL, New, Present, bind_address, url_of
 from gpufleet.deploy.steps import Launch
 from gpufleet.deploy.strategy import Wave
@@ -31,7 +35,7 @@ class Stage:
     Attributes:
         served: the pool's route as it is published now; None when there is none.
         routes: how the new replicas will stand in it.
-        algorithm, models: the pool's, as they will be.
+        beside: replicas that are there now, on hosts that were chosen: what new ones are compared with.
     """
 
     launch: Launch
@@ -40,16 +44,18 @@ class Stage:
     dialects: Mapping[HostName, Dialect]
     served: PoolRoute | None
     routes: PoolRoute
+    beside: tuple[Present, ...] = ()
 
     def route_of(self, present: Present) -> EndpointRoute | None:
         """How an old replica is published; None when it is not."""
         return route_of(self.served, present)
 
-    def place(self, host: HostName, filters: tuple[str, str], port: int, url: str) -> Place:
+    def place(self, replica: str, host: HostName, filters: tuple[str, str], port: int, url: str) -> Place:
         """How a replica on one of the hosts is asked."""
         dialect = self.dialects[host]
         return Place(
             pool=self.launch.pool.name,
+            replica=replica,
             host=host,
             runtime=dialect.path,
             root=dialect.root,
@@ -65,15 +71,14 @@ class Stage:
     def place_of(self, present: Present) -> Place:
         """How an old replica is asked; it must have a port."""
         found, route = f"id={present.container.id}", self.route_of(present)
-        return self.place(
-            present.host, (found, found), present.container.ports[0], route.url if route is not None else ""
-        )
+        url = route.url if route is not None else ""
+        return self.place(present.replica, present.host, (found, found), present.container.ports[0], url)
 
     def place_to_be(self, new: New) -> Place:
         """How a new replica is asked."""
         run, step = self.launch.run, parts.start_id(new)
         filters = (f"label={LABEL}.run={run}", f"label={LABEL}.step={step}")
-        return self.place(new.host, filters, new.port, self.to_be(new).url)
+        return self.place(new.replica, new.host, filters, new.port, self.to_be(new).url)
 
     def to_be(self, new: New) -> EndpointRoute:
         """How a new replica will be published."""
@@ -141,15 +146,7 @@ def _shift(stage: Stage, before: Sequence[EndpointRoute], after: Sequence[Endpoi
 
 
 def _draining(route: EndpointRoute) -> EndpointRoute:
-    return EndpointRoute(
-        id=route.id,
-        url=route.url,
-        weight=route.weight,
-        state="draining",
-        key=route.key,
-        health=route.health,
-        metrics=route.metrics,
-    )
+    return replace(route, state="draining")
 
 
 def _cordon(stage: Stage, wave: Wave, tail: str, prior: frozenset[StepId]) -> list[Step]:
@@ -231,8 +228,69 @@ def _publish(stage: Stage, wave: Wave, tail: str, after: frozenset[StepId]) -> l
     leaving = [route for one in wave.leaving if (route := stage.route_of(one)) is not None]
     new = [stage.to_be(one) for one in wave.start]
     shift = _shift(stage, [*stopped, *leaving], [*new, *map(_draining, leaving)])
+    share = _shared(stage, wave, shift)
     names = ", ".join(one.replica for one in wave.start)
-    step = traffic.shift_step(
-        f"publish{tail}", f"send requests to {names}", shift, after=after | {one.id for one in serves}
+    made = [
+        *serves,
+        traffic.shift_step(
+            f"publish{tail}",
+            f"send requests to {names}",
+            share or shift,
+            undone=shift.algorithm,
+            after=after | {one.id for one in serves},
+        ),
+    ]
+    if wave.watched:
+        made.append(_watch(stage, wave, tail, frozenset({made[-1].id})))
+    if share is not None:
+        made.append(
+            _even(
+                share,
+                replace(shift, before=share.after, after=(*shift.after, *_others(stage, wave))),
+                made[-1],
+                tail,
+            )
+        )
+    return made
+
+
+def _others(stage: Stage, wave: Wave) -> tuple[EndpointRoute, ...]:
+    """Members that go on serving beside the new ones of this wave."""
+    away = {route.url for one in (*wave.stopped, *wave.leaving) if (route := stage.route_of(one)) is not None}
+    served = stage.served.endpoints if stage.served is not None else ()
+    return tuple(one for one in served if one.url not in away and one.state == "active")
+
+
+def _shared(stage: Stage, wave: Wave, shift: Shift) -> Shift | None:
+    """The same shift with the share of requests that canaries are to have; None when it is everybody's."""
+    percent, others = stage.launch.pool.strategy.traffic, _others(stage, wave)
+    if not wave.watched or percent is None or not any(one.weight for one in others):
+        return None
+    weight, weights = shares(percent, len(wave.start), tuple(one.weight for one in others))
+    new = [replace(one, weight=weight) for one in shift.after]
+    old = [replace(one, weight=number) for one, number in zip(others, weights, strict=True)]
+    return replace(shift, algorithm="weighted-static", before=(*shift.before, *others), after=(*new, *old))
+
+
+def _even(share: Shift, even: Shift, before: Step, tail: str) -> Step:
+    """From now on every member gets what it gets by the pool's own algorithm."""
+    title, after = "share requests as before", frozenset({before.id})
+    return traffic.shift_step(f"even{tail}", title, even, undone=share.algorithm, after=after)
+
+
+def _watch(stage: Stage, wave: Wave, tail: str, after: frozenset[StepId]) -> Step:
+    """Watch the new replicas beside the old; changes nothing."""
+    wish = stage.launch.pool.strategy
+    new = tuple(stage.place_to_be(one) for one in wave.start)
+    old = tuple(stage.place_of(one) for one in stage.beside if stage.route_of(one) in _others(stage, wave))
+    words = msgspec.json.encode(watch_of(wish, new, old)).decode()
+    return Step(
+        id=StepId(f"watch{tail}"),
+        host=HERE,
+        title=f"watch {', '.join(one.replica for one in wave.start)} for {wish.observe:.0f} s",
+        do=(),
+        undo=(),
+        verify=traffic.good_enough(words),
+        after=after,
+        phase="watch",
     )
-    return [*serves, step]

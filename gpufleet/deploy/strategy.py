@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gpufleet.deploy.replicas import New, Present
 from gpufleet.errors import Unplaceable
@@ -118,7 +118,8 @@ def waves(
     ordered = _gentle_first(found, serving)
     first = _first(ordered, count_of(wish.canary, replicas, up=True))
     rest = ordered[len(first) :]
-    watched = _wave(first, published=True, watched=True)
+    # Canaries serve beside the old: whom they relieve goes on serving until the commit.
+    watched = replace(_wave(first, published=True, watched=True), leaving=())
     return (watched, *_rolled(rest, limit, serving)) if rest else (watched,)
 
 

@@ -49,6 +49,7 @@ class Place(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """
 
     pool: str
+    replica: str
     host: str
     runtime: str
     root: bool
@@ -93,6 +94,11 @@ def ready_again(place: Place, *, within: float, stall: float) -> Check:
     )
 
 
+def good_enough(words: str) -> Check:
+    """Watch, once; `words` is a `judgement.Watch`. A process that died over it watches anew."""
+    return Check(look=Command(argv=("watch", words), mutates=False), expect="judged")
+
+
 def always() -> Check:
     """What needs no look: there is nothing to do on the way forward."""
     return Check(look=Command(argv=("nothing",), mutates=False), expect="said-so")
@@ -106,6 +112,17 @@ def said_so(answer: Exit, data: tuple[str, ...]) -> Verdict:
     """Whether the act that looks says yes."""
     del data
     return Holds() if answer.ok else Waits(reason=answer.stderr)
+
+
+def judged(answer: Exit, data: tuple[str, ...]) -> Verdict:
+    """Whether the watch ended well; its reason when not."""
+    del data
+    if answer.ok:
+        return Holds()
+    return Fails(
+        answer.stderr,
+        "the old replicas serve again; look at the logs of the new ones in the metrics and logs you keep",
+    )
 
 
 def nothing_in_flight(answer: Exit, data: tuple[str, ...]) -> Verdict:
@@ -135,6 +152,7 @@ def healthy(answer: Exit, data: tuple[str, ...]) -> Verdict:
 
 PREDICATES: Mapping[str, Predicate] = {
     "said-so": said_so,
+    "judged": judged,
     "drained": nothing_in_flight,
     "healthy": healthy,
 }

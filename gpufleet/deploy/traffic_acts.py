@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http
 import http.client
 import re
 from collections.abc import Mapping, Sequence
@@ -13,6 +14,7 @@ from gpufleet.change.here import Errand, HereActs
 from gpufleet.deploy.commands import Dialect
 from gpufleet.deploy.gate import PYTHON
 from gpufleet.deploy.traffic import DOWN, Place, Shift
+from gpufleet.deploy.watching import watch
 from gpufleet.engine import diagnose
 from gpufleet.names import HostName
 from gpufleet.pools.membership import shifted
@@ -49,7 +51,7 @@ if [ "$state" = running ]; then
   echo "== health"
   ask "$health"
   echo "== metrics"
-  ask "$metrics" | grep -E "^status|^[a-z_]+:num_requests_"
+  ask "$metrics" | grep -E "^status|^[a-z_]+:(num_requests_|request_success_total|time_to_first_token_seconds_(sum|count))"
 fi
 echo "== log"
 "$runtime" logs --tail 5 "$id" 2>&1
@@ -65,6 +67,7 @@ def acts(store: PoolStore, proxies: Sequence[str]) -> HereActs:
         "shift-routes": partial(_shift, store),
         "see-routes": partial(_see_routes, store),
         "see-member": partial(_see_member, tuple(proxies)),
+        "watch": partial(_watch, tuple(proxies)),
         "nothing": lambda _errand, _words: Exit(code=0),
     }
 
@@ -90,27 +93,22 @@ def _shifted(table: RouteTable, shift: Shift) -> RouteTable:
     return shifted(table, head, shift.before, shift.after)
 
 
+def _asked(errand: Errand, place: Place) -> Mapping[str, str] | None:
+    """What the host says of one member, by heading; None when it could not be asked."""
+    dialect = Dialect(place.runtime, "", root=place.root, updates=True, rootless=False)
+    words = (*place.filters, place.base, place.inner, place.health, place.metrics, PYTHON)
+    outcome = errand.ask(HostName(place.host), dialect.script(LOOK, *words, mutates=False, timeout=60.0))
+    return None if isinstance(outcome, Lost) or not outcome.ok else _parts(outcome.stdout)
+
+
 def _see_member(proxies: Sequence[str], errand: Errand, words: tuple[str, ...]) -> Exit:
     """Three lines: what the proxies count in flight, what the engine does, and how it is; `?` for unknown."""
     place = msgspec.json.decode(words[0], type=Place)
-    dialect = Dialect(place.runtime, "", root=place.root, updates=True, rootless=False)
-    look = dialect.script(
-        LOOK,
-        *place.filters,
-        place.base,
-        place.inner,
-        place.health,
-        place.metrics,
-        PYTHON,
-        mutates=False,
-        timeout=60.0,
-    )
     counted = [count for proxy in proxies if (count := in_flight(proxy, place)) is not None]
     by_proxy = str(max(counted)) if counted else "?"
-    outcome = errand.ask(HostName(place.host), look)
-    if isinstance(outcome, Lost) or not outcome.ok:
+    parts = _asked(errand, place)
+    if parts is None:
         return Exit(code=0, stdout=f"{by_proxy}\n?\n?\n")
-    parts = _parts(outcome.stdout)
     state = parts.get("state", "").strip()
     if state in DOWN:
         return Exit(code=0, stdout=f"0\n0\n{state}\n")
@@ -119,6 +117,18 @@ def _see_member(proxies: Sequence[str], errand: Errand, words: tuple[str, ...]) 
     return Exit(
         code=0, stdout=f"{by_proxy}\n{_at_work(parts.get('metrics', ''), place.busy)}\n{healthy} {log}\n"
     )
+
+
+def _watch(proxies: Sequence[str], errand: Errand, words: tuple[str, ...]) -> Exit:
+    def look(place: Place) -> tuple[str, str]:
+        parts = _asked(errand, place) or {}
+        return parts.get("state", "").strip(), parts.get("metrics", "")
+
+    def pages() -> Sequence[str]:
+        found = (_page(proxy, "/metrics") for proxy in proxies)
+        return [page.decode("utf-8", "replace") for page in found if page is not None]
+
+    return watch(look, pages, errand, words)
 
 
 def _parts(text: str) -> Mapping[str, str]:
@@ -142,15 +152,10 @@ def in_flight(proxy: str, place: Place) -> int | None:
 
     A proxy that still sends new requests to it counts at least one: it has not read the table yet.
     """
-    host, _, port = proxy.rpartition(":")
+    content = _page(proxy, "/admin/members")
     try:
-        connection = http.client.HTTPConnection(host.strip("[]"), int(port), timeout=_ASK_PROXY)
-        try:
-            connection.request("GET", "/admin/members")
-            page = msgspec.json.decode(connection.getresponse().read(), type=_Page)
-        finally:
-            connection.close()
-    except (OSError, ValueError, http.client.HTTPException, msgspec.MsgspecError):
+        page = msgspec.json.decode(content or b"", type=_Page)
+    except msgspec.MsgspecError:
         return None
     found = [
         max(member.in_flight, 0 if member.state == "draining" else 1)
@@ -160,6 +165,21 @@ def in_flight(proxy: str, place: Place) -> int | None:
         if member.endpoint == place.url
     ]
     return max(found) if found else None
+
+
+def _page(proxy: str, path: str) -> bytes | None:
+    """One page of a proxy's admin address; None when it does not come."""
+    host, _, port = proxy.rpartition(":")
+    try:
+        connection = http.client.HTTPConnection(host.strip("[]"), int(port), timeout=_ASK_PROXY)
+        try:
+            connection.request("GET", path)
+            answer = connection.getresponse()
+            return answer.read() if answer.status == http.HTTPStatus.OK else None
+        finally:
+            connection.close()
+    except (OSError, ValueError, http.client.HTTPException):
+        return None
 
 
 class _Member(msgspec.Struct, frozen=True):

@@ -6,9 +6,10 @@ import pytest
 
 from gpufleet.change.events import Ending, Goal
 from gpufleet.change.records import journal_file
+from gpufleet.deploy.flow import prepare
 from gpufleet.errors import HostUnreachable, LeaseHeld, Refused, SecretUnresolved
 from gpufleet.lab.memory import MemoryTransport
-from gpufleet.pools.model import EngineWish
+from gpufleet.pools.model import EngineWish, StrategyWish
 from gpufleet.redact import Secret
 from gpufleet.remote.result import Lost
 from tests.kit.deploy_site import IMAGE, Site
@@ -153,3 +154,45 @@ def test_an_undo_needs_no_secret_and_a_resume_names_the_one_it_lacks(tmp_path, m
         site.take_up(run, Goal.RESUME)
     assert site.take_up(run, Goal.UNDO).ending is Ending.UNDONE
     assert site.containers() == before
+
+
+def waved(tmp_path, kind):
+    """Two hosts whose replicas are replaced one after another, and a pool that does so."""
+    site = Site(tmp_path, gpus="2xH100-80GB" if kind == "blue-green" else "1xH100-80GB")
+    site.deploy(site.pool(replicas=2))
+    canary = StrategyWish(kind="canary", observe=5.0, deadline=5.0, unknown="proceed")
+    wish = canary if kind == "canary" else StrategyWish(kind=kind)
+    return site, site.pool(replicas=2, engine=OTHER, strategy=wish)
+
+
+def records_of(tmp_path, kind):
+    """Records up to `publishing`."""
+    site, pool = waved(tmp_path / "once", kind)
+    plan = prepare(site.tools(), pool, command="pool deploy chat").plan.bring_up
+    return 1 + 2 * len(plan.steps) + 1
+
+
+KINDS = ("rolling", "canary", "blue-green")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("goal", Goal)
+def test_killed_after_every_record_of_a_strategy(tmp_path, monkeypatch, kind, goal):
+    last = records_of(tmp_path, kind)
+    for records in range(1, last + 1):
+        site, pool = waved(tmp_path / str(records), kind)
+        before, routes = site.containers(), site.routes()
+        run = killed_after(site, pool, records, monkeypatch)
+        assert run is not None, records
+        if goal is Goal.UNDO and records < last:
+            assert site.take_up(run, Goal.UNDO).ending is Ending.UNDONE, records
+            assert site.containers() == before, records
+            assert site.routes() == routes, records
+        else:
+            assert site.take_up(run, Goal.RESUME).ending is Ending.COMMITTED, records
+            assert sum(map(len, site.pools_containers().values())) == 2, records
+            assert len(site.routes()["chat"]) == 2, records
+            assert not site.changes(pool), records
+        assert site.environment_files() == {}, records
+        assert site.leases() == [], records

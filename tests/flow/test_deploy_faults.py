@@ -11,7 +11,7 @@ from gpufleet.change.events import Ending, Goal
 from gpufleet.errors import FleetError, InDoubt, RollbackIncomplete, RolledBack
 from gpufleet.lab.faults import Fault, FaultScript, Kind
 from gpufleet.names import RunId
-from gpufleet.pools.model import EngineWish
+from gpufleet.pools.model import EngineWish, StrategyWish
 from tests.kit.deploy_site import IMAGE, Site
 
 OTHER = EngineWish(image=IMAGE, args=("--max-model-len", "4096"))
@@ -143,6 +143,12 @@ def test_an_engine_that_is_never_ready_is_rolled_back_with_its_reason(tmp_path, 
     assert row["hint"]
 
 
+STRATEGIES = (
+    StrategyWish(),
+    StrategyWish(kind="rolling"),
+    StrategyWish(kind="canary", observe=5.0, deadline=5.0, unknown="proceed"),
+    StrategyWish(kind="blue-green"),
+)
 SCRIPTS = {"dev": 50, "ci": 2_000, "deep": 10_000}[os.environ.get("HYPOTHESIS_PROFILE", "dev")]
 CHUNK = 25
 
@@ -154,14 +160,14 @@ def test_random_fault_scripts(tmp_path, first):
     for seed in range(first, first + CHUNK):
         site = Site(tmp_path / str(seed), gpus="1xH100-80GB")
         pool = site.pool()
-        if seed % 3 == 0:
+        if seed % 2 == 0:
             site.deploy(pool)
-            pool = site.pool(engine=OTHER)
+            pool = site.pool(engine=OTHER, strategy=STRATEGIES[seed // 2 % len(STRATEGIES)])
         before, routes = site.containers(life=False), site.routes()
         script = FaultScript.random(seed, tuple(site.fleet.hosts))
         outcome = attempt(site, pool, *script.faults)
         site.heal()
-        told = f"seed {seed}: {script}: {outcome}"
+        told = f"seed {seed}: {pool.strategy.kind}: {script}: {outcome}"
         if isinstance(outcome, FleetError):
             if isinstance(outcome, (InDoubt, RollbackIncomplete)):
                 assert site.take_up(RunId(outcome.run), Goal.UNDO).ending is Ending.UNDONE, told

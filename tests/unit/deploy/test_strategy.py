@@ -105,6 +105,8 @@ def test_a_limit_is_held_nothing_is_lost_and_nobody_stops_before_the_gentle(case
         assert max(downs) > allowed
         return
     for part in ("start", "stopped", "leaving"):
+        if part == "leaving" and kind == "canary":
+            continue  # whom canaries relieve goes on serving
         wanted = [one for swap in found for one in getattr(swap, part)]
         got = [one for wave in made for one in getattr(wave, part)]
         assert sorted(map(repr, got)) == sorted(map(repr, wanted))
