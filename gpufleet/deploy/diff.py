@@ -8,6 +8,7 @@ from gpufleet.deploy.placement.api import UNKNOWN_ISLAND, Placed
 from gpufleet.deploy.placement.slots import NO_NVLINK
 from gpufleet.deploy.plan import DeployPlan
 from gpufleet.deploy.replicas import slot_name
+from gpufleet.deploy.verdict import told
 
 
 def lines(plan: DeployPlan) -> tuple[str, ...]:
@@ -20,7 +21,7 @@ def lines(plan: DeployPlan) -> tuple[str, ...]:
         f"  + {one.replica}  {slot_name(one.placed)}{_links(one.placed)}  {urls[one.replica]}"
         for one in plan.start
     ]
-    shown += [f"  memory of {one.replica}: {one.line}" for one in plan.memory]
+    shown += [f"  {line}" for line in told(plan.memory)]
     for one in plan.gone:
         how = (
             "stopped first, removed after the commit"

@@ -156,13 +156,17 @@ def refuse(pool: Pool, judged: Sequence[Judgement], option: str) -> None:
     )
 
 
-def doubts(judged: Sequence[Judgement]) -> tuple[str, ...]:
-    """What is tight or unknown, one line a kind of place."""
+def told(judged: Sequence[Judgement]) -> tuple[str, ...]:
+    """Every judgement, one line a kind of place: a fleet of equal hosts is one line."""
     lines: dict[str, list[str]] = {}
     for one in judged:
-        if one.verdict in {Verdict.TIGHT, Verdict.UNKNOWN}:
-            lines.setdefault(one.line, []).append(one.replica)
+        lines.setdefault(one.line, []).append(one.replica)
     return tuple(f"memory of {_few(names)}: {line}" for line, names in lines.items())
+
+
+def doubts(judged: Sequence[Judgement]) -> tuple[str, ...]:
+    """What is tight or unknown, one line a kind of place."""
+    return told([one for one in judged if one.verdict in {Verdict.TIGHT, Verdict.UNKNOWN}])
 
 
 def _few(names: Sequence[str]) -> str:

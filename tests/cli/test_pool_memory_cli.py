@@ -27,7 +27,7 @@ def test_a_model_that_does_not_fit_is_refused_and_nothing_is_changed(
     assert [one["verdict"] for one in plan["memory"]] == ["no", "no"]
     code, said = desk.run("pool", "plan", "chat", "--ignore-memory")
     assert code == 0
-    assert "memory of gpu-01/0: no on NVIDIA H100 80GB HBM3" in said.out
+    assert "memory of gpu-01/0, gpu-02/0: no on NVIDIA H100 80GB HBM3" in said.out
 
 
 def test_a_name_of_the_catalogue_is_deployed_under_that_name(
