@@ -243,7 +243,14 @@ def summary(state_dir: Path, run: RunId) -> RunSummary:
 def seat(state_dir: Path) -> str:
     """The identity of this state directory: a lease taken from here may be taken up again from here."""
     path = state_dir / "seat"
-    return _written_once(path, lambda: secrets.token_hex(8))
+    try:
+        return _written_once(path, lambda: secrets.token_hex(8))
+    except OSError as error:
+        raise PreflightFailed(
+            f"the state directory cannot be written: {error.strerror}",
+            where=str(path),
+            hints=("make room, or name another place with `--state-dir PATH` or GPUFLEET_STATE",),
+        ) from error
 
 
 def _written_once(path: Path, make: Callable[[], str]) -> str:
@@ -257,6 +264,9 @@ def _written_once(path: Path, make: Callable[[], str]) -> str:
         content = make()
         _write_whole(number, content.encode("ascii"))
         os.fsync(number)
+    except BaseException:
+        path.unlink(missing_ok=True)  # half of it would be believed
+        raise
     finally:
         os.close(number)
     return content
