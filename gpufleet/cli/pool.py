@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gpufleet.cli import wiring
+from gpufleet.cli import pool_history, wiring
 from gpufleet.cli.console import Answer, confirm, finish, note, table
 from gpufleet.cli.settings import current
 from gpufleet.errors import ExitCode, Interrupted, UsageError
@@ -25,6 +25,8 @@ app = typer.Typer(
     rich_markup_mode=None,
     add_completion=False,
 )
+
+pool_history.register(app)
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="The pool.")]
 OptionalName = Annotated[str, typer.Argument(metavar="[NAME]", help="The pool; a file may say it instead.")]

@@ -67,6 +67,11 @@ def wanted(
         raise unknown(name, known_names(inventory, store))
     if found is not None and not changes:
         return found
+    return altered(found, changes, name)
+
+
+def altered(found: Pool | None, changes: Mapping[str, object], name: str = "") -> Pool:
+    """A pool with what the options say of it; they are checked as a definition is."""
     plain: dict[str, object] = from_model(found) if found is not None else {"pool": name}
     engine = {**_mapping(plain.get("engine")), **_mapping(changes.get("engine"))}
     parts = {"engine": engine} if engine else {}

@@ -46,6 +46,7 @@ def deploy_context(
     engine: Engine,
     key: str,
     boots: Mapping[HostName, str],
+    by: str = "",
 ) -> dict[str, str]:
     """The context of a deploy's plan; `boots`: boot ids of the hosts that were looked at."""
     served = {endpoint.host for endpoint in plan.endpoints}
@@ -56,6 +57,7 @@ def deploy_context(
         pool=document.from_model(plan.pool),
         endpoints=record.endpoint_records(plan.endpoints),
         spec=plan.spec,
+        by=by,
         boots={host: boot for host, boot in sorted(boots.items()) if host in served},
     )
     return {
@@ -110,6 +112,7 @@ def finish_commit(store: PoolStore) -> OnCommit:
                     health=context["health"],
                     metrics=context["metrics"],
                 )
+                store.remember(PoolName(context["pool"]), written)
                 store.save(PoolName(context["pool"]), written)
             case "pool-delete":
                 name = context["pool"]

@@ -171,6 +171,7 @@ def carry_out(tools: Tools, prepared: Prepared) -> Done:
         engine=tools.engine,
         key=prepared.key.reference,
         boots=boots_of(prepared.facts),
+        by=tools.change.operator,
     )
     change: Change | None = None
     if plan.bring_up.steps:

@@ -36,6 +36,7 @@ class PoolRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         run: the one that made it.
         spec: hash that the containers of this revision carry.
         boots: boot id of each host when it was planned; an unknown one is left out.
+        by: who deployed it.
     """
 
     version: int = 1
@@ -46,6 +47,7 @@ class PoolRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     endpoints: tuple[EndpointRecord, ...] = ()
     spec: str = ""
     boots: dict[str, str] = {}
+    by: str = ""
 
 
 def encode(record: PoolRecord) -> bytes:

@@ -22,6 +22,7 @@ from gpufleet.names import PoolName
 from gpufleet.pools import record as records
 from gpufleet.pools import routes
 from gpufleet.pools.record import PoolRecord
+from gpufleet.pools.revisions import KEPT
 from gpufleet.pools.routes import RouteTable
 from gpufleet.redact import Secret
 
@@ -99,8 +100,51 @@ class PoolStore:
         """Remember a commit."""
         _write(self.record_path(name), records.encode(record), 0o600)
 
+    def remember(self, name: PoolName, record: PoolRecord) -> None:
+        """Keep a commit among the pool's revisions, and what served before it; the oldest go."""
+        before = self.record(name)
+        for one in (before, record):
+            if one is not None and (one is record or not self._revision_path(name, one.revision).exists()):
+                _write(self._revision_path(name, one.revision), records.encode(one), 0o600)
+        kept = sorted(self._revision_numbers(name))
+        for number in kept[:-KEPT]:
+            self._revision_path(name, number).unlink(missing_ok=True)
+
+    def revisions(self, name: PoolName) -> tuple[PoolRecord, ...]:
+        """Commits that are remembered, oldest first; a pool that was deployed before they were kept has one.
+
+        Raises:
+            DocumentError: a file cannot be understood.
+        """
+        found = [self._revision(name, number) for number in sorted(self._revision_numbers(name))]
+        serving = self.record(name)
+        if serving is not None:
+            found = [one for one in found if one.revision != serving.revision] + [serving]
+        return tuple(sorted(found, key=lambda one: one.revision))
+
+    def _revision(self, name: PoolName, number: int) -> PoolRecord:
+        path = self._revision_path(name, number)
+        try:
+            return records.decode(_read(path) or b"")
+        except (msgspec.MsgspecError, ValueError) as error:
+            raise DocumentError(
+                f"revision {number} of pool {name} is damaged: {error}",
+                where=str(path),
+                hints=("move the file away: the other revisions stay",),
+            ) from error
+
+    def _revision_path(self, name: PoolName, number: int) -> Path:
+        return self._directory / "pools" / "revisions" / name / f"{number}.json"
+
+    def _revision_numbers(self, name: PoolName) -> list[int]:
+        folder = self._revision_path(name, 0).parent
+        names = [path.stem for path in folder.glob("*.json")] if folder.is_dir() else []
+        return [int(word) for word in names if word.isdigit()]
+
     def forget(self, name: PoolName) -> None:
-        """Drop the record and the engine key."""
+        """Drop the record, its revisions and the engine key."""
+        for number in self._revision_numbers(name):
+            self._revision_path(name, number).unlink(missing_ok=True)
         for path in (self.record_path(name), self.key_path(name)):
             path.unlink(missing_ok=True)
 
