@@ -30,10 +30,18 @@ IMAGE = "vllm/vllm-openai:v0.20.0"
 class Site:
     """A fleet, an operator's state directory, and what an operator types."""
 
-    def __init__(self, path: Path, count: int = 2, gpus: str = "2xH100-80GB", **more: Any) -> None:
+    def __init__(
+        self,
+        path: Path,
+        count: int = 2,
+        gpus: str = "2xH100-80GB",
+        *,
+        fleet: Fleet | None = None,
+        **more: Any,
+    ) -> None:
         self.path = path
-        self.clock = LabClock()
-        self.fleet: Fleet = build_fleet(
+        self.clock: Any = fleet.clock if fleet is not None else LabClock()
+        self.fleet: Fleet = fleet or build_fleet(
             (replace(wish, **more) for wish in wishes_of(count, gpus)), self.clock
         )
         hosts = {
