@@ -89,6 +89,9 @@ def _see_routes(store: PoolStore, errand: Errand, words: tuple[str, ...]) -> Exi
 
 
 def _shifted(table: RouteTable, shift: Shift) -> RouteTable:
+    """A machine that does not publish the pool, because it took the run up, has nothing to shift before the commit."""
+    if all(pool.name != shift.pool for pool in table.pools):
+        return table
     head = PoolRoute(name=shift.pool, algorithm=shift.algorithm, models=shift.models)
     return shifted(table, head, shift.before, shift.after)
 

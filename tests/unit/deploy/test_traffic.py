@@ -133,3 +133,17 @@ def test_a_shift_is_seen_where_it_holds_and_survives_a_second_time(tmp_path):
     assert succeeds(step.undo[0])
     assert succeeds(step.absent.look)
     assert [one.url for one in store.routes().pools[0].endpoints] == [old.url]
+
+
+def test_a_machine_that_does_not_publish_the_pool_shifts_nothing(tmp_path):
+    store = PoolStore(tmp_path, SystemClock())
+    one = EndpointRoute(id="gpu-01/0", url="http://10.0.0.1:8000")
+    shift = traffic.Shift(pool="chat", models=("q",), algorithm="round-robin", before=(), after=(one,))
+    step = traffic.shift_step("publish", "t", shift, after=frozenset())
+    assert isinstance(step.undo, tuple)
+    acts, where = traffic_acts.acts(store, ()), errand(None)
+    for command in (*step.do, step.verify.look, *step.undo):
+        outcome = perform(command, acts, where)
+        assert isinstance(outcome, Exit)
+        assert outcome.ok
+        assert store.routes().pools == ()
