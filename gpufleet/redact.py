@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
+from weakref import WeakValueDictionary
 
 T = TypeVar("T", str, bytes)
 
@@ -11,6 +12,11 @@ MASK = "•••"
 
 _VARIABLE = re.compile(r"\$\{env:([^}]+)\}")
 _REFERRED: set[str] = set()
+
+LEAST = 4
+"""Characters of a secret that is masked: masking every `a` would say nothing and protect nothing."""
+LEAST_UNASKED = 8
+"""Characters of a secret that is masked wherever it stands, although nobody said that it may stand there."""
 
 
 class Secret(Generic[T]):
@@ -20,16 +26,22 @@ class Secret(Generic[T]):
     found by searching for that word. A journal stores the reference (`${env:HF_TOKEN}`), never the value.
     """
 
-    __slots__ = ("_value", "reference")
+    __slots__ = ("__weakref__", "_value", "reference")
 
     def __init__(self, value: T, *, reference: str = "") -> None:
         self._value: T = value
         self.reference = reference
         notice(reference)
+        _LIVE[id(self)] = self
 
     def reveal(self) -> T:
         """The value itself."""
         return self._value
+
+    @property
+    def known_text(self) -> str:
+        """The value if it is text that is known by now; never follows a reference, unlike `reveal`."""
+        return self._value if isinstance(self._value, str) else ""
 
     def __repr__(self) -> str:
         return MASK
@@ -47,6 +59,16 @@ class Secret(Generic[T]):
 
     def __reduce__(self) -> str | tuple[object, ...]:
         raise TypeError("a secret is not pickled")
+
+
+_LIVE: WeakValueDictionary[int, Secret[Any]] = WeakValueDictionary()
+"""Every secret of this process that somebody still holds."""
+
+
+def live() -> tuple[Secret[str], ...]:
+    """The text secrets of this process that somebody holds; a reference that was not followed yet is none."""
+    held = (reference() for reference in _LIVE.valuerefs())  # a list: other threads go on making secrets
+    return tuple(secret for secret in held if secret is not None and secret.known_text)
 
 
 def notice(text: str) -> None:
@@ -74,15 +96,14 @@ _PATTERNS = (
 
 
 def scrub(text: str, known: tuple[Secret[str], ...] = ()) -> str:
-    """`text` without the values of `known` and without anything that looks like a credential.
+    """`text` without the values of `known`, without longer secrets of this process, without what looks like one.
 
-    Known values go first and longest first, so that one that contains another leaves nothing behind. Values of
-    fewer than four characters are left: masking every `a` would say nothing and protect nothing.
+    Values go first and longest first, so that one that contains another leaves nothing behind.
     """
-    for secret in sorted(known, key=lambda item: len(item.reveal()), reverse=True):
-        value = secret.reveal()
-        if len(value) >= 4:
-            text = text.replace(value, MASK)
+    values = {secret.reveal() for secret in known if len(secret.reveal()) >= LEAST}
+    values |= {value for secret in live() if len(value := secret.known_text) >= LEAST_UNASKED}
+    for value in sorted(values, key=len, reverse=True):
+        text = text.replace(value, MASK)
     for pattern in _PATTERNS:
         text = pattern.sub(MASK, text)
     return text

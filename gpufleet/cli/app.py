@@ -145,9 +145,9 @@ def _crash(error: Exception, settings: Settings, name: str) -> int:
     import traceback
 
     from gpufleet.cli.console import note
-    from gpufleet.redact import scrub
+    from gpufleet.redact import live, scrub
 
-    text = scrub("".join(traceback.format_exception(error)))
+    text = scrub("".join(traceback.format_exception(error)), live())
     if settings.verbose:
         note(text)
     folder = settings.state_dir / "crashes"
@@ -159,7 +159,9 @@ def _crash(error: Exception, settings: Settings, name: str) -> int:
         hints.append(f"traceback saved to {path}")
     except OSError as problem:
         hints.append(f"the traceback could not be saved ({problem.strerror}); `--verbose` prints it")
-    failure = FleetError(f"unexpected {type(error).__name__}: {scrub(str(error))}", hints=tuple(hints))
+    failure = FleetError(
+        f"unexpected {type(error).__name__}: {scrub(str(error), live())}", hints=tuple(hints)
+    )
     failure_code = _fail(failure, name)
     return failure_code or int(ExitCode.INTERNAL)
 
