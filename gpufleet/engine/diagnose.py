@@ -27,7 +27,7 @@ from gpufleet.engine.signatures.phases import PHASES, VERSION
 
 __all__ = ["SIGNATURES", "Cause", "Diagnosis", "Reached", "diagnose", "first_cause", "phase", "said", "tail"]
 
-SIGNATURES: tuple[Signature, ...] = (*SSH, *RUNTIME, *HUB, *ENGINE)
+SIGNATURES: tuple[Signature, ...] = (*SSH, *HUB, *ENGINE, *RUNTIME)
 
 TRIES = 50
 """Finds in one line that are looked at."""

@@ -29,7 +29,7 @@ _FRONT = re.compile(
 )
 _LEVEL = re.compile(
     r"(?P<level>DEBUG|INFO|WARNING|WARN|ERROR|CRITICAL):?(?: {1,9}\d\d-\d\d \d\d:\d\d:\d\d(?:[.,]\d{1,9})?)?(?: {1,9}|$)"
-    r"(?:\[[^\]\n]{1,100}\] ?)?"
+    r"(?:\[?[\w./ -]{1,100}:\d{1,6}\] ?)?"  # [core.py:1], and core.py:1] before vLLM 0.8.3
 )
 
 

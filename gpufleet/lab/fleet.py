@@ -21,6 +21,7 @@ from gpufleet.lab.shell.curl_tool import curl_program
 from gpufleet.lab.shell.run import Ended, run_shell
 from gpufleet.lab.simhost import EngineHost, LabClock, Listener, SimHost
 from gpufleet.lab.vllm.engines import ModelEngines
+from gpufleet.lab.vllm.spec import LAB_VARIABLE, engine_words
 
 NETWORK = "127.77.0"
 """Loopback addresses of simulated hosts: each has its own, so that all can use the same ports. Linux only."""
@@ -105,10 +106,12 @@ class LabHost:
                 self.containers.registry.repositories = {}
                 self.containers.images = {}
             case Kind.PORT_TAKEN:
+                if not all(word.isdecimal() and int(word) < 65536 for word in fault.detail.split()):
+                    raise ValueError(f"`{fault.detail}` is no list of ports")
                 ports = [int(word) for word in fault.detail.split()] or list(range(8000, 8016))
                 self.host.listeners += [Listener("0.0.0.0", port) for port in ports]
             case Kind.ENGINE:
-                self.containers.launch_words = {"GPUFLEET_LAB_ENGINE": f"mode={fault.detail}"}
+                self.containers.launch_words = {LAB_VARIABLE: engine_words(fault.detail)}
             case Kind.GPU_LOST:
                 self.gpus.trouble = fault.detail or "no-driver"
             case Kind.HANDLES_LOST:
@@ -205,7 +208,10 @@ def _fault_program(lab: LabHost) -> Program:
         known = sorted(kind.value for kind in Kind if kind not in LINK | {Kind.REFUSE})
         if not words or words[0] not in known:
             return call.complain(f"usage: lab-fault {'|'.join(known)} [DETAIL]", 2)
-        lab.strike(Fault(kind=Kind(words[0]), host=lab.name, detail=" ".join(words[1:])))
+        try:
+            lab.strike(Fault(kind=Kind(words[0]), host=lab.name, detail=" ".join(words[1:])))
+        except ValueError as error:
+            return call.complain(f"lab-fault: {error}", 2)
         return 0
 
     return program

@@ -129,3 +129,37 @@ def test_delete_takes_everything_away(desk):
     assert len(told[0]) == 2
     assert desk.containers() == {"gpu-01": [], "gpu-02": []}
     assert json.loads((desk.path / "state" / "routes.json").read_text())["pools"] == []
+
+
+@pytest.mark.parametrize(
+    ("fault", "pattern", "reason", "hint"),
+    [
+        (Kind.PORT_TAKEN, "run -d --env-file", "address already in use", "something else listens there"),
+        (Kind.IMAGE_MISSING, "pull -q", "pull access denied", "check engine.image"),
+        (
+            Kind.DAEMON_STOPPED,
+            "pull -q",
+            "Cannot connect to the Docker daemon",
+            "start the container runtime",
+        ),
+    ],
+)
+def test_what_a_runtime_refuses_has_a_fix_at_once_and_later(desk, fault, pattern, reason, hint):
+    desk.faults = (Fault(kind=fault, host="gpu-02", pattern=pattern),)
+    failed = desk.json("pool", "deploy", "chat", "--yes")
+    shown = desk.json("change", "show", failed["run"])
+    for answer in (failed, shown):
+        row = next(row for row in answer["hosts"] if row["host"] == "gpu-02")
+        assert reason in row["reason"]
+        assert row["hint"].startswith(hint)
+    _, said = desk.run("change", "show", failed["run"])
+    assert f"gpu-02: hint: {hint}" in said.out
+
+
+def test_an_engine_that_dies_is_named_with_its_first_cause_and_no_wrapper(desk):
+    desk.faults = (Fault(kind=Kind.ENGINE, host="gpu-01", pattern="run -d --env-file", detail="kv-length"),)
+    code, said = desk.run("pool", "deploy", "chat", "--yes")
+    assert code == 9
+    assert "KV cache is needed, which is larger than" in said.err
+    assert "set --max-model-len to the estimated maximum" in said.err
+    assert "root cause" not in said.err

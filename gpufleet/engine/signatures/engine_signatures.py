@@ -36,11 +36,11 @@ ENGINE = (
     signature("vllm.device_type", "Failed to infer device type", "the container sees no GPU: `gpufleet hosts check HOST`, and check that the image is built for this kind of GPU"),
     signature("vllm.bf16", "Bfloat16 is only supported on GPUs with compute capability", "this card has no bfloat16: add --dtype half to engine.args"),
     signature("vllm.quant_cc", "is not supported for the current GPU", "this card is too old for the model's quantisation: choose another build of the model, or another card", r"quantization method \S{1,100} is not supported for the current GPU"),
-    signature("vllm.nccl_shm", "shared memory segment", "raise limits.shm, or leave it unset so that the container shares the host's", r"creating shared memory segment \S{0,50}/?nccl|shared memory segment /dev/shm/nccl"),
+    signature("vllm.nccl_shm", ("shm/nccl-", "shared memory segment"), "raise limits.shm, or leave it unset so that the container shares the host's", r"\bshm/nccl-|creating shared memory segment \S{0,50}nccl"),
     signature("vllm.nccl", ("NCCL error", "ncclSystemError", "ncclUnhandledCudaError", "DistBackendError"), "set engine.env NCCL_DEBUG: INFO and look at the first NCCL warning; shared memory, P2P (NCCL_P2P_DISABLE=1 tests it) and NCCL_SOCKET_IFNAME are the usual reasons", r"NCCL error|ncclSystemError|ncclUnhandledCudaError|DistBackendError", kind=Kind.TRANSIENT),
     signature("vllm.shm_wait", "No available shared memory broadcast block found in ", "no failure by itself: one rank is busy or hangs; look at the last phase, and at NCCL when it does not move", kind=Kind.PROGRESS),
     signature("vllm.arch_inspect", "failed to be inspected", "the cause stands above this line: give a longer log", r"Model architectures [^\n]{0,500} failed to be inspected", kind=Kind.WRAPPER),
     signature("vllm.engine_dead", ("EngineDeadError", "EngineCore encountered a fatal error", "EngineCore encountered an issue"), "the engine died and says why above this line: give a longer log", kind=Kind.WRAPPER),
-    signature("vllm.wrapper_core", ("Engine core initialization failed", "EngineCore failed to start"), "the cause stands above this line: give a longer log", kind=Kind.WRAPPER),
+    signature("vllm.wrapper_core", ("Engine core initialization failed", "EngineCore failed to start", "EngineCore hit an exception"), "the cause stands above this line: give a longer log", kind=Kind.WRAPPER),
     signature("vllm.wrapper_worker", "WorkerProc initialization failed", "the cause stands above this line, from another process: give a longer log", kind=Kind.WRAPPER),
 )  # fmt: skip

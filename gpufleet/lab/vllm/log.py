@@ -1,8 +1,9 @@
-"""The log of an engine that starts, as lines over time, in the wording of vLLM 0.33.
+"""The log of an engine that starts, as lines over time, in the wording of its version of vLLM.
 
 Theory of operation. A start-up is a list of lines, each at a fraction of `load_seconds`. How it ends depends on
 the mode: it listens, stalls in the middle of its weights, or stops with an exit status. So the log at any moment
-is a function of the spec and of the seconds since the start.
+is a function of the spec and of the seconds since the start. Versions differ in what stands in front of a line
+(the process since 0.10, the place in brackets since 0.8.3), and in some of the words.
 """
 
 from __future__ import annotations
@@ -10,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from gpufleet.lab.vllm.failures import FAILURES, Failure, last_words
 from gpufleet.lab.vllm.spec import EngineSpec, Mode
 
 SHARDS = 4
-LATE = "See stack trace (above) for the root cause."
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +41,7 @@ def ending(spec: EngineSpec) -> Ending | None:
         Mode.NEVER_READY: Ending(0.45, None),
         Mode.OOM: Ending(0.4, 137),
         Mode.CUDA_OOM: Ending(0.5, 1),
-        Mode.CRASH: Ending(0.75, 1),
+        Mode.CRASH: Ending(_failure(spec).at, 1),
     }.get(spec.mode)
 
 
@@ -56,8 +57,30 @@ def startup(spec: EngineSpec) -> tuple[Line, ...]:
     return tuple(lines)
 
 
-_API, _CORE = "(APIServer pid=1) ", "(EngineCore_DP0 pid=77) "
-_INFO = "INFO 01-01 00:00:00"
+def _failure(spec: EngineSpec) -> Failure:
+    return FAILURES[spec.failure or ("load" if spec.mode is Mode.CUDA_OOM else "kv-none")]
+
+
+def _release(spec: EngineSpec) -> tuple[int, ...]:
+    """The version as numbers; an odd one counts as new."""
+    numbers = [int(part) for part in spec.version.split("+")[0].split(".")[:3] if part.isdigit()]
+    return tuple(numbers) or (1,)
+
+
+def _front(spec: EngineSpec, process: str, level: str, place: str) -> str:
+    """Process, level, time and place, as this version puts them in front."""
+    release = _release(spec)
+    if process == "EngineCore" and release < (0, 17):
+        process = "EngineCore_DP0"
+    pid = 1 if process == "APIServer" else 77 + sum(int(sign) for sign in process[-1:] if sign.isdigit())
+    front = f"({process} pid={pid}) " if release >= (0, 10) else ""
+    if not level:
+        return front
+    return f"{front}{level} 01-01 00:00:00 {'[' if release >= (0, 8, 3) else ''}{place}] "
+
+
+def _info(spec: EngineSpec, process: str, place: str, text: str) -> str:
+    return f"{_front(spec, process, 'INFO', place)}{text}"
 
 
 def _healthy(spec: EngineSpec) -> Iterator[Line]:
@@ -66,21 +89,23 @@ def _healthy(spec: EngineSpec) -> Iterator[Line]:
 
 
 def _loading(spec: EngineSpec) -> Iterator[Line]:
-    api, core, info = _API, _CORE, _INFO
+    release = _release(spec)
     shown = {
         "model_tag": spec.model,
         **{flag.strip("-").replace("-", "_"): value for flag, value in spec.arguments.items()},
     }
-    yield Line(
-        0.0,
-        f"{api}{info} [api_server.py:1351] vLLM server version {spec.version}, serving model {spec.model}",
+    begins = (
+        f"vLLM server version {spec.version}, serving model {spec.model}"
+        if release >= (0, 18)
+        else f"vLLM API server version {spec.version}"
     )
-    yield Line(0.02, f"{api}{info} [utils.py:233] non-default args: {shown}")
+    yield Line(0.0, _info(spec, "APIServer", "api_server.py:1351", begins))
+    yield Line(0.02, _info(spec, "APIServer", "utils.py:233", f"non-default args: {shown}"))
+    config = f"Initializing a V1 LLM engine (v{spec.version}) with config: model={spec.model!r}, trust_remote_code=False"
+    yield Line(0.1, _info(spec, "EngineCore", "core.py:103", config))
     yield Line(
-        0.1,
-        f"{core}{info} [core.py:103] Initializing a V1 LLM engine (v{spec.version}) with config: model={spec.model!r}",
+        0.2, _info(spec, "EngineCore", "gpu_model_runner.py:4012", f"Starting to load model {spec.model}...")
     )
-    yield Line(0.2, f"{core}{info} [gpu_model_runner.py:4012] Starting to load model {spec.model}...")
     for shard in range(SHARDS + 1):
         percent = 100 * shard // SHARDS
         yield Line(
@@ -89,66 +114,63 @@ def _loading(spec: EngineSpec) -> Iterator[Line]:
         )
     yield Line(
         0.5,
-        f"{core}{info} [default_loader.py:314] Loading weights took {spec.load_seconds * 0.25:.2f} seconds",
+        _info(
+            spec,
+            "EngineCore",
+            "default_loader.py:314",
+            f"Loading weights took {spec.load_seconds * 0.25:.2f} seconds",
+        ),
     )
-    yield Line(
-        0.52,
-        f"{core}{info} [gpu_model_runner.py:4090] Model loading took 15.27 GiB memory and {spec.load_seconds * 0.3:.6f} seconds",
-    )
+    size = "15.27 GiB memory" if release >= (0, 12) else "15.2700 GiB"
+    took = f"Model loading took {size} and {spec.load_seconds * 0.3:.6f} seconds"
+    yield Line(0.52, _info(spec, "EngineCore", "gpu_model_runner.py:4090", took))
 
 
 def _warming_up(spec: EngineSpec) -> Iterator[Line]:
-    api, core, info = _API, _CORE, _INFO
-    yield Line(
-        0.6, f"{core}{info} [backends.py:643] Dynamo bytecode transform time: {spec.load_seconds * 0.1:.2f} s"
-    )
-    yield Line(
-        0.7, f"{core}{info} [monitor.py:48] torch.compile takes {spec.load_seconds * 0.1:.2f} s in total"
-    )
-    yield Line(0.72, f"{core}{info} [gpu_worker.py:420] Estimated CUDA graph memory: 0.55 GiB total")
+    release, tenth = _release(spec), spec.load_seconds * 0.1
+    steps = [
+        (0.6, "backends.py:643", f"Dynamo bytecode transform time: {tenth:.2f} s"),
+        (0.7, "monitor.py:48", f"torch.compile takes {tenth:.2f} s in total"),
+    ]
+    if release >= (0, 18, 1):
+        steps.append((0.72, "gpu_worker.py:420", "Estimated CUDA graph memory: 0.55 GiB total"))
     available = spec.kv_tokens * 131_072 / 2**30
-    yield Line(0.76, f"{core}{info} [gpu_worker.py:436] Available KV cache memory: {available:.2f} GiB")
-    concurrency = spec.kv_tokens / spec.max_model_len
-    yield Line(
-        0.78,
-        f"{core}{info} [kv_cache_utils.py:1314] GPU KV cache size: {spec.kv_tokens:,} tokens, "
-        f"Maximum concurrency for {spec.max_model_len:,} tokens per request: {concurrency:.2f}x",
+    steps.append((0.76, "gpu_worker.py:436", f"Available KV cache memory: {available:.2f} GiB"))
+    size = f"GPU KV cache size: {spec.kv_tokens:,} tokens"
+    often = f"Maximum concurrency for {spec.max_model_len:,} tokens per request: {spec.kv_tokens / spec.max_model_len:.2f}x"
+    if release >= (0, 25):
+        steps.append((0.78, "kv_cache_utils.py:1314", f"{size}, {often}"))
+    else:
+        steps += [(0.78, "kv_cache_utils.py:1314", size), (0.78, "kv_cache_utils.py:1319", often)]
+    warm = f"init engine (profile, create kv cache, warmup model) took {spec.load_seconds * 0.4:.2f} seconds"
+    steps += [
+        (0.88, "gpu_model_runner.py:4811", f"Graph capturing finished in {int(tenth)} secs, took 0.55 GiB"),
+        (0.9, "core.py:270", warm),
+    ]
+    for at, place, text in steps:
+        yield Line(at, _info(spec, "EngineCore", place, text))
+    address = f"http://{spec.host}:{spec.port}"
+    begins = (
+        f"Starting vLLM server on {address}"
+        if release >= (0, 18)
+        else f"Starting vLLM API server 0 on {address}"
     )
-    yield Line(
-        0.88,
-        f"{core}{info} [gpu_model_runner.py:4811] Graph capturing finished in {int(spec.load_seconds * 0.1)} secs, took 0.55 GiB",
-    )
-    yield Line(
-        0.9,
-        f"{core}{info} [core.py:270] init engine (profile, create kv cache, warmup model) took {spec.load_seconds * 0.4:.2f} seconds",
-    )
-    yield Line(
-        0.98, f"{api}{info} [api_server.py:1425] Starting vLLM server on http://{spec.host}:{spec.port}"
-    )
-    yield Line(0.98, f"{api}{info} [launcher.py:38] Available routes are:")
-    yield Line(0.99, f"{api}INFO:     Started server process [1]")
-    yield Line(0.99, f"{api}INFO:     Waiting for application startup.")
-    yield Line(1.0, f"{api}INFO:     Application startup complete.")
+    yield Line(0.98, _info(spec, "APIServer", "api_server.py:1425", begins))
+    yield Line(0.98, _info(spec, "APIServer", "launcher.py:38", "Available routes are:"))
+    front = _front(spec, "APIServer", "", "")
+    yield Line(0.99, f"{front}INFO:     Started server process [1]")
+    yield Line(0.99, f"{front}INFO:     Waiting for application startup.")
+    yield Line(1.0, f"{front}INFO:     Application startup complete.")
 
 
 def _last_words(spec: EngineSpec) -> tuple[str, ...]:
     """What is printed before an end with a status; a process that the kernel kills says nothing."""
-    core = "(EngineCore_DP0 pid=77) ERROR 01-01 00:00:00 [core.py:866] "
-    wrapper = (
-        "(APIServer pid=1) RuntimeError: Engine core initialization failed. "
-        "See root cause above. Failed core proc(s): {'EngineCore_DP0': 1}"
+    if spec.mode not in {Mode.CRASH, Mode.CUDA_OOM}:
+        return ()
+    return tuple(
+        last_words(
+            _failure(spec),
+            lambda process, level, place, text: f"{_front(spec, process, level, place)}{text}",
+            spec.tensor_parallel,
+        )
     )
-    trace = "(APIServer pid=1) Traceback (most recent call last):"
-    if spec.mode is Mode.CUDA_OOM:
-        return (
-            f"{core}torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 3.50 GiB.",
-            trace,
-            wrapper,
-        )
-    if spec.mode is Mode.CRASH:
-        reason = (
-            "ValueError: No available memory for the cache blocks. "
-            "Try increasing `gpu_memory_utilization` when initializing the engine."
-        )
-        return (f"{core}EngineCore failed to start.", f"{core}{reason}", trace, wrapper)
-    return ()

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
 
+from gpufleet.lab.vllm.failures import FAILURES
 from gpufleet.lab.vllm.flags import KNOWN, is_switch
 from gpufleet.redact import Secret
 
@@ -48,6 +49,7 @@ class EngineSpec:
         load_seconds: from the start until it listens.
         prefill_seconds: for one prompt token that is not cached.
         token_seconds: for one generated token.
+        failure: how it ends in the mode CRASH: a name of `lab.vllm.failures`.
         refusal: what the argument parser says; the process ends at once with exit status 2.
     """
 
@@ -70,6 +72,7 @@ class EngineSpec:
     prefill_seconds: float = 0.00002
     token_seconds: float = 0.01
     mode: Mode = Mode.OK
+    failure: str = ""
     refusal: str = ""
     arguments: Mapping[str, str] = field(default_factory=dict)
 
@@ -169,6 +172,20 @@ def _spec(
     return with_lab_words(spec, env.get(LAB_VARIABLE, ""))
 
 
+def engine_words(wish: str) -> str:
+    """The words of `LAB_VARIABLE` for an engine that behaves as `wish` says: a mode, or a way to fail.
+
+    Raises:
+        ValueError: it is neither; the message names them all.
+    """
+    modes = [mode.value for mode in Mode]
+    if wish in modes:
+        return f"mode={wish}"
+    if wish in FAILURES:
+        return f"failure={wish}"
+    raise ValueError(f"no engine behaves like `{wish}`: it may be {', '.join([*modes, *FAILURES])}")
+
+
 def with_lab_words(spec: EngineSpec, text: str) -> EngineSpec:
     """`spec` with the words of `LAB_VARIABLE`.
 
@@ -182,6 +199,8 @@ def with_lab_words(spec: EngineSpec, text: str) -> EngineSpec:
             changes[name] = Mode(value)
         elif name in {"load_seconds", "token_seconds", "prefill_seconds"}:
             changes[name] = float(value)
+        elif name == "failure" and value in FAILURES:
+            changes |= {"failure": value, "mode": Mode.CRASH}
         elif name == "version":
             changes[name] = value
         elif name == "kv_tokens":

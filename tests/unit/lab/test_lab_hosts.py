@@ -140,6 +140,11 @@ def test_services_and_ports(host):
 def test_faults_from_a_shell_on_the_host(host):
     assert out(host, "lab-fault daemon-killed; docker ps 2>&1 || true").startswith("Cannot connect")
     assert host.sh("lab-fault nonsense").code == 2
+    for words in ("engine", "engine nonsense", "port-taken x", "port-taken 70000"):
+        refused = host.sh(f"lab-fault {words}")
+        assert refused.code == 2, words
+    assert b"never-ready" in host.sh("lab-fault engine nonsense 2>&1").stdout
+    assert host.sh("lab-fault engine gated").code == 0
 
 
 def test_a_host_without_some_programs():
