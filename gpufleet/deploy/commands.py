@@ -188,6 +188,7 @@ class Dialect:
         root: whether it is reached through sudo.
         updates: whether the restart policy of a container can be changed.
         rootless: whether it runs without root, so that limits cannot be raised.
+        names_devices: whether GPUs are asked for as CDI devices.
     """
 
     path: str
@@ -195,6 +196,7 @@ class Dialect:
     root: bool
     updates: bool
     rootless: bool
+    names_devices: bool = False
 
     @classmethod
     def of(cls, runtime: RuntimeFact) -> Dialect:
@@ -206,6 +208,7 @@ class Dialect:
             root=runtime.needs_sudo,
             updates=runtime.kind != "podman" or _at_least(runtime.version, (5, 1)),
             rootless=bool(getattr(rootless, "value", False)),
+            names_devices=runtime.names_devices,
         )
 
     def script(
@@ -256,8 +259,8 @@ def run_words(
 
 
 def _device_words(dialect: Dialect, devices: tuple[str, ...]) -> list[str]:
-    """Docker takes a list only in double quotes of its own; podman ignores `--gpus` silently before version 5."""
-    if dialect.kind == "podman":
+    """Docker takes a list only in double quotes of its own; podman takes `--gpus` and does nothing about it."""
+    if dialect.names_devices:
         return [word for device in devices for word in ("--device", f"nvidia.com/gpu={device}")]
     return ["--gpus", f'"device={",".join(devices)}"']
 

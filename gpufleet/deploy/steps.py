@@ -20,6 +20,7 @@ from gpufleet.deploy.replicas import (
     url_of,
 )
 from gpufleet.engine.model import EngineContainer
+from gpufleet.hosts.probes.container import DEVICES_LABEL
 from gpufleet.inventory.model import Host
 from gpufleet.names import HostName, RunId, StepId
 from gpufleet.pools.model import Pool
@@ -102,6 +103,7 @@ def start_step(launch: Launch, new: New, host: Host, dialect: Dialect, after: fr
             f"{LABEL}.revision": str(launch.revision),
             f"{LABEL}.spec": launch.spec,
             f"{LABEL}.slice": slice_label(new.placed),
+            DEVICES_LABEL: ",".join(slot.device for slot in new.placed.slots),
             **({SHARE_LABEL: str(new.placed.share)} if new.placed.share < WHOLE else {}),
         },
         devices=tuple(slot.device for slot in new.placed.slots),

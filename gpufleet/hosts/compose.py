@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 from gpufleet.hosts.model import ContainerFact, DiskFact, Fact, GpuFact, HostFacts, Known, Symptom, Unknown
-from gpufleet.hosts.probes import container, gpus, nvidia_smi, nvidia_xml, runtime, system
+from gpufleet.hosts.probes import container, gpus, nvidia_smi, nvidia_xml, runtime, system, topology
 from gpufleet.hosts.probes.script import Section
 from gpufleet.names import HostName
 
@@ -79,8 +79,9 @@ def _lease_symptoms(lease: Fact[system.Lease | None]) -> tuple[Symptom, ...]:
 
 
 def _answers(sections: Mapping[str, Section], seen: Mapping[str, Section]) -> gpus.Answers:
-    report = _said(sections, "report")
+    report, links = _said(sections, "report"), _said(sections, "topology")
     return gpus.Answers(
+        topology=topology.parse(links.value) if isinstance(links, Known) else links,
         listed=_listed(sections.get("list")),
         query=_rows(_said(sections, "query"), nvidia_smi.QUERY_FIELDS, free="name"),
         report=nvidia_xml.parse_report(report.value) if isinstance(report, Known) else report,

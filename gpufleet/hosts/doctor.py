@@ -111,6 +111,17 @@ SYMPTOMS: dict[str, _Entry] = {
         "sudo nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml",
         needs_gpu=True,
     ),
+    "runtime-too-old": _Entry(
+        _ERROR,
+        "the container runtime is {detail} works here",
+        "install a newer one from the distribution's backports or its project",
+    ),
+    "podman-restart-off": _Entry(
+        _WARNING,
+        "podman has no daemon, and nothing starts its containers after a reboot: podman-restart.service is {detail}",
+        "sudo systemctl enable podman-restart.service; rootless: systemctl --user enable podman-restart.service"
+        " && sudo loginctl enable-linger USER",
+    ),
     "rootless-hook": _Entry(
         _ERROR,
         "docker runs rootless and without CDI: the toolkit's hook may not set device rules there",

@@ -157,6 +157,7 @@ class RuntimeFact:
         gpu_ready: whether it can hand out GPUs: an nvidia runtime, the hook, or CDI.
         cdi: whether CDI devices can be named.
         root: its data directory.
+        by_flag: whether `--gpus` works, by the toolkit's hook or runtime.
     """
 
     kind: str
@@ -167,6 +168,16 @@ class RuntimeFact:
     gpu_ready: Fact[bool]
     cdi: Fact[bool]
     root: Fact[str]
+    by_flag: bool = True
+
+    @property
+    def names_devices(self) -> bool:
+        """Whether GPUs are asked for as CDI devices: podman ignores `--gpus`, and a rootless hook may not work."""
+        if self.kind == "podman":
+            return True
+        if self.cdi != Known(True):
+            return False
+        return self.kind == "nerdctl" or not self.by_flag or self.rootless == Known(True)
 
 
 @dataclass(frozen=True, slots=True)

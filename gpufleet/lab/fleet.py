@@ -19,7 +19,7 @@ from gpufleet.lab.programs import install
 from gpufleet.lab.shell.call import Call, Program
 from gpufleet.lab.shell.curl_tool import curl_program
 from gpufleet.lab.shell.run import Ended, run_shell
-from gpufleet.lab.simhost import EngineHost, LabClock, Listener, SimHost
+from gpufleet.lab.simhost import EngineHost, LabClock, Listener, Service, SimHost
 from gpufleet.lab.vllm.engines import ModelEngines
 from gpufleet.lab.vllm.spec import LAB_VARIABLE, engine_words
 
@@ -181,6 +181,8 @@ def _lab_host(
         host, engines, registry, kind=wish.runtime, version=wish.version, gpus=gpus.names
     )
     containers.gpu_hook = wish.toolkit
+    if wish.runtime == "podman":
+        host.services["podman-restart"] = Service()
     gpus.holders = lambda: _holders(containers)
     containers.smi_inside = lambda devices: smi_program(gpus.given(devices))
     for image in wish.images:

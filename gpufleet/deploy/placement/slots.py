@@ -20,6 +20,9 @@ IDLE_MEMORY_MIB = 1024
 HOLDING = frozenset({"running", "restarting", "paused", "removing"})
 """Container states in which its GPUs are taken; a created one holds nothing, nor does an exited one that stays so."""
 
+CDI_FIX = "sudo nvidia-ctk cdi generate --device-name-strategy=uuid --output=/etc/cdi/nvidia.yaml"
+"""Writes the specification anew, after a change of MIG too, with the names that replicas are started by."""
+
 NO_NVLINK = "no NVLink"
 """The island of GPUs that are linked by PCIe alone."""
 
@@ -94,7 +97,7 @@ def _on_host(host: HostFacts, releasing: frozenset[str], idle: frozenset[str]) -
                 return Room((), (Taken(host.host, "GPUs", "there are none"),))
             holding = tuple(one for one in containers if one.id not in idle and (_up(one) or comes_back(one)))
             islands = islands_of(gpus)
-            rooms = [_on_gpu(host.host, gpu, holding, releasing) for gpu in gpus]
+            rooms = [_named(host, _on_gpu(host.host, gpu, holding, releasing)) for gpu in gpus]
             return Room(
                 tuple(replace(slot, island=islands[slot.gpu]) for room in rooms for slot in room.free),
                 tuple(taken for room in rooms for taken in room.taken),
@@ -137,6 +140,26 @@ def _on_gpu(
         (Slot(host=host, gpu=gpu.uuid, device=gpu.uuid, index=gpu.index, memory_mib=memory, room=room),),
         shared,
     )
+
+
+def _named(host: HostFacts, room: Room) -> Room:
+    """The same, without what the host's runtime could not be asked for by name."""
+    if not (isinstance(host.runtime, Known) and host.runtime.value.names_devices and room.free):
+        return room
+    if isinstance(host.cdi_devices, Unknown):
+        reason = f"whether the CDI specification names it is not known: {host.cdi_devices.reason}"
+        return Room((), (*room.taken, *(Taken(host.host, _slot_name(slot), reason) for slot in room.free)))
+    names = {name.partition("=")[2] for name in host.cdi_devices.value if name.startswith("nvidia.com/")}
+    missing = tuple(
+        Taken(host.host, _slot_name(slot), f"the CDI specification does not name {slot.device}: {CDI_FIX}")
+        for slot in room.free
+        if slot.device not in names
+    )
+    return Room(tuple(slot for slot in room.free if slot.device in names), (*room.taken, *missing))
+
+
+def _slot_name(slot: Slot) -> str:
+    return f"slice {slot.profile} of GPU {slot.index}" if slot.profile else f"GPU {slot.index}"
 
 
 def _up(container: ContainerFact) -> bool:

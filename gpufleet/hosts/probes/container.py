@@ -14,7 +14,11 @@ PORT_LABEL = "gpufleet.port"
 _GONE = re.compile(r"no such (?:object|container)", re.IGNORECASE)
 _CDI_DEVICE = re.compile(r"^nvidia\.com/(?:gpu|mig)=(.+)$")
 _DEVICE_NODE = re.compile(r"^/dev/nvidia(\d{1,3})$", re.ASCII)
+_CDI_OPTION = re.compile(r"^(?:--device=)?nvidia\.com/(?:gpu|mig)=(.+)$")
 _NO_DEVICE = {"", "none", "void"}
+
+DEVICES_LABEL = "gpufleet.devices"
+"""Where a container that gpufleet started says which devices it was given: nerdctl's `inspect` does not."""
 
 
 def parse(text: str) -> Fact[tuple[ContainerFact, ...]]:
@@ -75,7 +79,7 @@ def _container(item: Mapping[str, object]) -> ContainerFact | None:
         restart_count=_number(item, "RestartCount"),
         labels=labels,
         ports=_ports(item, host, labels, host_network=host_network),
-        devices=_devices(config, host),
+        devices=_devices(config, host, labels),
         host_network=host_network,
         created_at=_text(item, "Created"),
         started_at=_text(state, "StartedAt"),
@@ -108,18 +112,38 @@ def _port(text: str) -> int:
     return int(word) if word.isascii() and word.isdigit() and len(word) <= 5 and int(word) <= 65535 else 0
 
 
-def _devices(config: Mapping[str, object], host: Mapping[str, object]) -> tuple[str, ...]:
-    """GPUs it was given, in the words they were given in. The environment counts only where nothing else speaks:
-    CUDA images carry `NVIDIA_VISIBLE_DEVICES=all`, which means nothing without the nvidia runtime.
+def _devices(
+    config: Mapping[str, object], host: Mapping[str, object], labels: Mapping[str, str]
+) -> tuple[str, ...]:
+    """GPUs it was given, in the words they were given in.
+
+    podman shows what CDI made of a device, `/dev/nvidia0`, and keeps its name in the command alone. The environment
+    counts only where nothing else speaks: CUDA images carry `NVIDIA_VISIBLE_DEVICES=all`, which means nothing
+    without the nvidia runtime.
     """
-    found = list(_requested(host))
+    found = [*_requested(host), *_commanded(config)]
+    if found:
+        return tuple(dict.fromkeys(found))
     for device in _maps(host, "Devices"):
         path = _text(device, "PathOnHost")
         if match := _CDI_DEVICE.match(path) or _DEVICE_NODE.match(path):
             found.append(match[1])
     if not found and _text(host, "Runtime") == "nvidia":
         found.extend(_from_environment(config))
+    if not found:
+        found.extend(word for word in labels.get(DEVICES_LABEL, "").split(",") if word)
     return tuple(dict.fromkeys(found))
+
+
+def _commanded(config: Mapping[str, object]) -> Iterator[str]:
+    """CDI devices among the options of the `podman run` that made it; what stands behind the image is not an option."""
+    words = [word for word in _list(config, "CreateCommand") if isinstance(word, str)]
+    image = _text(config, "Image")
+    options = words[: words.index(image)] if image in words else words
+    for before, word in zip(["", *options], options, strict=False):
+        match = _CDI_OPTION.match(word)
+        if match and (before == "--device" or word.startswith("--device=")):
+            yield match[1]
 
 
 def _requested(host: Mapping[str, object]) -> Iterator[str]:

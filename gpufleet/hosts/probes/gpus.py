@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from gpufleet.hosts.model import (
     Fact,
@@ -32,6 +32,7 @@ from gpufleet.hosts.probes.nvidia_smi import (
     word_reason,
 )
 from gpufleet.hosts.probes.nvidia_xml import XmlGpu, XmlReport, XmlSlice
+from gpufleet.hosts.probes.topology import Links
 from gpufleet.names import GpuUuid
 
 _OLD_UUID = re.compile(r"^MIG-GPU-[0-9a-fA-F-]+/(\d{1,4})/(\d{1,4})$")
@@ -48,6 +49,7 @@ class Answers:
     gpu_instances: Fact[tuple[GpuInstance, ...]]
     compute_instances: Fact[tuple[ComputeInstance, ...]]
     apps: Fact[tuple[Mapping[str, str], ...]]
+    topology: Fact[Links] = field(default=Unknown("how GPUs are linked was not asked"))
 
 
 def join(answers: Answers) -> Fact[tuple[GpuFact, ...]]:
@@ -103,7 +105,27 @@ def _gpu(listed: ListedGpu, answers: Answers, count: int) -> GpuFact:
             answers,
         ),
         processes=_processes(listed, xml, answers),
+        nvlink=_nvlink(listed, answers, count),
     )
+
+
+def _nvlink(listed: ListedGpu, answers: Answers, count: int) -> Fact[frozenset[GpuUuid]]:
+    """GPUs that NVLink joins to this one; one that stands alone has none, whatever was asked."""
+    if count == 1:
+        return Known(frozenset())
+    if isinstance(answers.topology, Unknown):
+        return answers.topology
+    peers = answers.topology.value.get(listed.index, Unknown("`nvidia-smi topo -m` does not name this GPU"))
+    if isinstance(peers, Unknown):
+        return peers
+    uuids = (
+        {gpu.index: GpuUuid(gpu.uuid) for gpu in answers.listed.value}
+        if isinstance(answers.listed, Known)
+        else {}
+    )
+    if not peers.value <= uuids.keys():
+        return Unknown("`nvidia-smi topo -m` names GPUs that are not listed")
+    return Known(frozenset(uuids[index] for index in peers.value))
 
 
 def _row(listed: ListedGpu, query: Fact[tuple[Mapping[str, str], ...]]) -> Mapping[str, str]:

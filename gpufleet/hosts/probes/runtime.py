@@ -21,6 +21,10 @@ _VERSION = re.compile(r"^\s*v?(\d+\.\d+[\w.+~-]*)\s*$", re.ASCII)
 _TOOLKIT = re.compile(r"\bversion\s+v?(\d[\w.+~-]*)", re.ASCII)
 _CDI_NAME = re.compile(r"^[a-z0-9.-]+/[\w.-]+=\S+$", re.ASCII)
 _CDI_SINCE = 25
+_NUMBERS = re.compile(r"(\d+)\.(\d+)", re.ASCII)
+_LEAST = {"podman": (4, 1), "nerdctl": (2, 1)}
+"""podman 4.1 is the first that reads CDI specifications; nerdctl 2.1 the first that takes CDI devices, 2.0.5 that
+tells the restart policy in `inspect`, 1.2 that changes it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +43,7 @@ class _Gpu:
 
     ready: Fact[bool]
     cdi: Fact[bool]
+    by_flag: bool = True
     symptoms: tuple[Symptom, ...] = ()
 
 
@@ -90,21 +95,42 @@ def _runtime(
         symptoms.append(Symptom("rootless-hook", path))
     if kind == "docker" and info.value.get("CgroupDriver") == "systemd" and gpu.cdi != Known(True):
         symptoms.append(Symptom("cgroup-reload"))
+    version = _version(info.value, answered.text)
+    symptoms += [*_too_old(kind, version), *_restarts(kind, sections.get("restart"))]
     return (
         Known(
             RuntimeFact(
                 kind=kind,
                 path=path,
-                version=_version(info.value, answered.text),
+                version=version,
                 needs_sudo=needs_sudo or root_shell,
                 rootless=rootless,
                 gpu_ready=gpu.ready,
                 cdi=gpu.cdi,
                 root=_root(info.value),
+                by_flag=gpu.by_flag,
             )
         ),
         tuple(symptoms),
     )
+
+
+def _too_old(kind: str, version: str) -> tuple[Symptom, ...]:
+    """Versions whose commands differ from those that we send."""
+    least = _LEAST.get(kind)
+    found = _NUMBERS.match(version)
+    if least is None or found is None or (int(found[1]), int(found[2])) >= least:
+        return ()
+    return (
+        Symptom("runtime-too-old", f"{kind} {version}, and {kind} {least[0]}.{least[1]} is the first that"),
+    )
+
+
+def _restarts(kind: str, section: Section | None) -> tuple[Symptom, ...]:
+    """Podman has no daemon: after a boot a service of systemd starts what has the restart policy `always`."""
+    if kind != "podman" or section is None or (section.ok and section.text.startswith("enabled")):
+        return ()
+    return (Symptom("podman-restart-off", section.text.strip() or section.reason()),)
 
 
 def _no_answer(
@@ -140,7 +166,8 @@ def _gpu(
     """Docker finds the hook once, when it starts; an nvidia runtime or CDI devices need no such luck."""
     cdi = _cdi(kind, info, devices)
     if cdi == Known(True):
-        return _Gpu(ready=Known(True), cdi=cdi)
+        by_flag = "nvidia" in _names(info.get("Runtimes")) or _hook_ready(hook) == Known(True)
+        return _Gpu(ready=Known(True), cdi=cdi, by_flag=by_flag)
     if kind == "podman":
         return _Gpu(ready=cdi, cdi=cdi, symptoms=(Symptom("cdi-missing"),) if cdi == Known(False) else ())
     if "nvidia" in _names(info.get("Runtimes")):

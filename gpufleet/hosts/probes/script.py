@@ -187,6 +187,12 @@ if [ "$status" -eq 0 ]; then
     status=$?
   fi
   end containers "$status"
+  if [ "$kind" = podman ]; then
+    case $through:$user in
+      sudo*|:uid=0'('*|:uid=0' '*) probe restart systemctl is-enabled podman-restart.service ;;
+      *) probe restart systemctl --user is-enabled podman-restart.service ;;
+    esac
+  fi
 fi
 
 if locate nvidia-ctk ''; then
@@ -223,6 +229,10 @@ if locate nvidia-smi '/usr/lib/wsl/lib /run/nvidia/driver/usr/bin /usr/local/nvi
       status=$?
       printf '%s\\n' "$answer"
       end query "$status"
+      case $answer in
+        *'
+'*) probe topology "$smi" topo -m ;;
+      esac
       probe report "$smi" -q -x
       if [ "$status" -ne 0 ]; then
         probe apps "$smi" --query-compute-apps={",".join(APPS_FIELDS)} --format=csv,noheader,nounits

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from gpufleet.lab.containers.model import Container, Refused
+from gpufleet.lab.containers.podman import worded
 from gpufleet.lab.containers.simcontainer import ContainerEngine
 from gpufleet.lab.containers.templates import TemplateFault, render
 from gpufleet.lab.containers.words import Words, read_words
@@ -34,7 +35,8 @@ class Invocation:
     def refuse(self, refused: Refused) -> int:
         """An answer of the daemon that is no."""
         if self.engine.kind == "podman":
-            return self.complain(f"Error: {refused.text}", refused.status)
+            text, status = worded(refused.text, refused.status)
+            return self.complain(f"Error: {text}", status)
         return self.complain(f"Error response from daemon: {refused.text}")
 
     def read(self, flags: str, valued: str) -> Words:

@@ -76,14 +76,16 @@ def _reach(invocation: Invocation, name: str) -> int | None:
 def _create(invocation: Invocation, *, start: bool = False) -> int:
     """`create` and `run -d`: the id on standard output even when the start then fails, as docker does."""
     engine, call = invocation.engine, invocation.call
-    prefix = "Error: " if engine.kind == "podman" else "docker: Error response from daemon: "
-    tail = "" if engine.kind == "podman" else "\nSee 'docker run --help'."
+    prefix, tail = "docker: Error response from daemon: ", "\nSee 'docker run --help'."
     try:
         wish, words = wish_of(
             invocation.words, lambda path: _env_file(call, path), podman=engine.kind == "podman"
         )
     except Refused as refused:
+        if engine.kind == "podman":
+            return invocation.refuse(refused)
         return invocation.complain(f"docker: {refused.text}{tail}", refused.status)
+    wish = replace(wish, command=(engine.kind, "run" if start else "create", *invocation.words))
     if start and not {"d", "detach"} & words.flags:
         raise Unsupported(f"{engine.kind} run without -d")
     if wish.cdi and engine.kind == "docker" and engine.major < 25:
@@ -101,6 +103,8 @@ def _create(invocation: Invocation, *, start: bool = False) -> int:
     except Refused as refused:
         if container is not None:
             invocation.say(container.id)
+        if engine.kind == "podman":
+            return invocation.refuse(refused)
         text = refused.text if refused.text.endswith(".") else f"{refused.text}."
         return invocation.complain(f"{prefix}{text}{tail}", refused.status if refused.status != 1 else 125)
     invocation.say(container.id)
@@ -157,6 +161,8 @@ def _kill(invocation: Invocation) -> int:
 def _rm(invocation: Invocation) -> int:
     words = invocation.read("f force v volumes", "")
     force = bool({"f", "force"} & words.flags)
+    if force and invocation.engine.kind == "podman":  # it says nothing of one that is not there
+        words.operands = [name for name in words.operands if invocation.engine.knows(name)]
     status = invocation.each(words.operands, lambda one: invocation.engine.remove(one, force=force))
     if force and status:
         # Docker before 23 fails for one that is not there, later versions only say so.
@@ -171,6 +177,8 @@ def _rename(invocation: Invocation) -> int:
 
 
 def _update(invocation: Invocation) -> int:
+    if invocation.engine.kind == "podman" and invocation.engine.numbers < (5, 1):
+        return invocation.complain("Error: unknown flag: --restart\nSee 'podman update --help'", 125)
     words = invocation.read("", "restart memory cpus")
     policy = Policy.parse(words.last("restart", "no"))
     return invocation.each(words.operands, lambda one: invocation.engine.update(one, policy))

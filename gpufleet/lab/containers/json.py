@@ -41,6 +41,7 @@ def describe(engine: ContainerEngine, container: Container) -> dict[str, Any]:
             "Image": wish.image,
             "Entrypoint": list(wish.entrypoint) or ["vllm", "serve"],
             "Labels": dict(wish.labels),
+            **({"CreateCommand": list(wish.command)} if engine.kind == "podman" else {}),
             **({} if wish.stop_timeout is None else {"StopTimeout": wish.stop_timeout}),
         },
         "NetworkSettings": {"Ports": bindings if container.running else {}, "IPAddress": ""},
@@ -71,8 +72,9 @@ def _host_config(engine: ContainerEngine, container: Container, bindings: dict[s
         requests.append(_request("", -1 if wish.gpu_count < 0 else wish.gpu_count, ids, [["gpu"]]))
     devices: list[dict[str, Any]] = []
     names = [f"nvidia.com/gpu={name}" for name in wish.cdi]
-    if names and engine.kind == "podman":
-        devices = [{"PathOnHost": name, "PathInContainer": name, "CgroupPermissions": ""} for name in names]
+    if names and engine.kind == "podman":  # what CDI made of the names; these stand in the command alone
+        nodes = [f"/dev/nvidia{index}" for index in sorted({engine.gpus().get(name, 0) for name in wish.cdi})]
+        devices = [{"PathOnHost": node, "PathInContainer": node, "CgroupPermissions": ""} for node in nodes]
     elif names:
         requests.append(_request("cdi", 0, names, None))
     return {

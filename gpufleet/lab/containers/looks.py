@@ -88,6 +88,9 @@ def _inspect(invocation: Invocation) -> int:
         try:
             found.append(shape.describe(invocation.engine, invocation.engine.find(name)))
         except Refused:
+            if invocation.engine.kind == "podman":
+                status = invocation.complain(f'Error: inspecting object: no such object: "{name}"', 125)
+                continue
             noun = "container" if words.last("type") == "container" else "object"
             status = invocation.complain(f"Error: No such {noun}: {name}")
     return _described(invocation, words, found) or status
@@ -107,6 +110,9 @@ def _image_inspect(invocation: Invocation) -> int:
     for name in words.operands:
         image = invocation.engine.image(name)
         if image is None:
+            if invocation.engine.kind == "podman":
+                status = invocation.complain(f"Error: inspecting object: {name}: image not known", 125)
+                continue
             status = invocation.complain(f"Error response from daemon: No such image: {full_reference(name)}")
         else:
             found.append(shape.image_description(image))

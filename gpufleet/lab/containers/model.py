@@ -80,6 +80,8 @@ class Wish:
     stop_timeout: int | None = None
     user: str = ""
     auto_remove: bool = False
+    command: tuple[str, ...] = ()
+    """The words that made it."""
 
 
 @dataclass(slots=True, kw_only=True)

@@ -64,7 +64,13 @@ class ContainerEngine:
     @property
     def major(self) -> int:
         """First number of the version."""
-        return int(self.version.partition(".")[0])
+        return self.numbers[0]
+
+    @property
+    def numbers(self) -> tuple[int, int]:
+        """First and second number of the version."""
+        first, _, rest = self.version.partition(".")
+        return int(first), int(rest.partition(".")[0] or 0)
 
     # -- looking -------------------------------------------------------------------------------------------------
 
@@ -104,6 +110,14 @@ class ContainerEngine:
         if len(hits) != 1:
             raise Refused(f"No such container: {word}")
         return hits[0]
+
+    def knows(self, word: str) -> bool:
+        """Whether `find` finds it."""
+        try:
+            self.find(word)
+        except Refused:
+            return False
+        return True
 
     def image(self, reference: str) -> Image | None:
         """By reference, id or the beginning of an id."""
@@ -305,6 +319,10 @@ class ContainerEngine:
             was = container.running
             self._halt(container, 255)
             kept = was and container.policy.name != "no" and not container.by_hand
+            if self.kind == "podman":  # it has no daemon; a service of systemd starts `always` alone
+                kept = False
+                if "podman-restart" not in self.host.services:
+                    continue
             if kept or _always(container):
                 self._bring_back(container)
 

@@ -24,7 +24,7 @@ class Profile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Board:
-    """A GPU model. Memory in MiB, power in watts."""
+    """A GPU model. Memory in MiB, power in watts; `nvlinks` to the NVSwitch of its host, none where there is PCIe alone."""
 
     key: str
     name: str
@@ -33,6 +33,7 @@ class Board:
     device_id: str
     compute_capability: str
     power_limit: int
+    nvlinks: int = 0
     profiles: tuple[Profile, ...] = ()
 
     def profile(self, name: str) -> Profile | None:
@@ -51,6 +52,7 @@ BOARDS: dict[str, Board] = {
             device_id="0x20B010DE",
             compute_capability="8.0",
             power_limit=400,
+            nvlinks=12,
             profiles=(
                 Profile("1g.5gb", 19, 7, 4.75, 14, (0, 0, 1, 0, 0), (0, 1, 2, 3, 4, 5, 6), 1),
                 Profile("1g.5gb+me", 20, 1, 4.75, 14, (1, 0, 1, 1, 1), (0, 1, 2, 3, 4, 5, 6), 1),
@@ -69,6 +71,7 @@ BOARDS: dict[str, Board] = {
             device_id="0x20B210DE",
             compute_capability="8.0",
             power_limit=400,
+            nvlinks=12,
             profiles=(
                 Profile("1g.10gb", 19, 7, 9.5, 14, (0, 0, 1, 0, 0), (0, 1, 2, 3, 4, 5, 6), 1),
                 Profile("1g.10gb+me", 20, 1, 9.5, 14, (1, 0, 1, 1, 1), (0, 1, 2, 3, 4, 5, 6), 1),
@@ -87,6 +90,7 @@ BOARDS: dict[str, Board] = {
             device_id="0x233010DE",
             compute_capability="9.0",
             power_limit=700,
+            nvlinks=18,
             profiles=(
                 Profile("1g.10gb", 19, 7, 9.75, 16, (1, 0, 1, 1, 0), (0, 1, 2, 3, 4, 5, 6), 1),
                 Profile("1g.10gb+me", 20, 1, 9.75, 16, (1, 0, 1, 1, 1), (0, 1, 2, 3, 4, 5, 6), 1),
@@ -105,6 +109,7 @@ BOARDS: dict[str, Board] = {
             device_id="0x233510DE",
             compute_capability="9.0",
             power_limit=700,
+            nvlinks=18,
             profiles=(
                 Profile("1g.18gb", 19, 7, 16.0, 16, (1, 0, 1, 1, 0), (0, 1, 2, 3, 4, 5, 6), 1),
                 Profile("1g.18gb+me", 20, 1, 16.0, 16, (1, 0, 1, 1, 1), (0, 1, 2, 3, 4, 5, 6), 1),

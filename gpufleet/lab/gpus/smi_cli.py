@@ -85,6 +85,9 @@ def _query(call: Call, devices: GpuSet, gpus: list[SimGpu], words: list[str]) ->
     if words in (["-L"], ["--list-gpus"]):
         call.say(*tables.listing(gpus, devices.generation))
         return 0
+    if words == ["topo", "-m"]:
+        call.say(*tables.topology(gpus))
+        return 0
     if words == ["--version"]:
         short = devices.driver.rpartition(".")[0]
         call.say(

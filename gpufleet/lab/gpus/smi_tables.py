@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 from xml.sax.saxutils import escape
 
@@ -62,6 +62,39 @@ def placements(gpus: Iterable[SimGpu]) -> list[str]:
             starts = ",".join(map(str, one.starts))
             out.append(f"GPU {gpu.index:>2} Profile ID {one.id:>2} {noun}: {{{starts}}}:{one.size}")
     return out
+
+
+_LEGEND = """
+Legend:
+
+  X    = Self
+  SYS  = Connection traversing PCIe as well as the SMP interconnect between NUMA nodes (e.g., QPI/UPI)
+  NODE = Connection traversing PCIe as well as the interconnect between PCIe Host Bridges within a NUMA node
+  PHB  = Connection traversing PCIe as well as a PCIe Host Bridge (typically the CPU)
+  PXB  = Connection traversing multiple PCIe bridges (without traversing the PCIe Host Bridge)
+  PIX  = Connection traversing at most a single PCIe bridge
+  NV#  = Connection traversing a bonded set of # NVLinks"""
+
+
+def topology(gpus: Sequence[SimGpu]) -> list[str]:
+    """`topo -m`: the heading is underlined also where no terminal is, and the lower half hangs on the first socket."""
+    half = -(-len(gpus) // 2)
+    heads = [f"GPU{gpu.index}" for gpu in gpus]
+    out = ["\t\x1b[4m" + "\t".join([*heads, "CPU Affinity", "NUMA Affinity", "GPU NUMA ID"]) + "\x1b[0m"]
+    for at, gpu in enumerate(gpus):
+        cells = [_link(at, other, half, gpu.board.nvlinks) for other in range(len(gpus))]
+        socket = int(at >= half)
+        cores = f"{socket * 48}-{socket * 48 + 47}"
+        out.append("\t".join([f"GPU{gpu.index}", *cells, cores, f"{socket}\t", "N/A"]))
+    return [*out, *_LEGEND.splitlines()]
+
+
+def _link(one: int, other: int, half: int, nvlinks: int) -> str:
+    if one == other:
+        return " X "
+    if nvlinks:
+        return f"NV{nvlinks}"
+    return "NODE" if (one < half) == (other < half) else "SYS"
 
 
 def gpu_instances(gpus: Iterable[SimGpu], generation: int) -> list[str]:

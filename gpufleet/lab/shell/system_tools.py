@@ -247,17 +247,19 @@ def _ss(call: Call) -> int:
 
 
 def _systemctl(call: Call) -> int:
-    options = read_options(call, "q", words={"quiet": "q", "now": "n", "no-pager": "n"})
+    options = read_options(call, "q", words={"quiet": "q", "now": "n", "no-pager": "n", "user": "n"})
     verb, *units = options.operands or [""]
     names = [unit.removesuffix(".service") for unit in units]
     if verb in {"is-active", "is-enabled"}:
         known = [call.host.services.get(name) for name in names]
-        words = ["active" if unit and unit.active else "inactive" for unit in known]
+        if verb == "is-active":
+            words = ["active" if unit and unit.active else "inactive" for unit in known]
+        else:
+            words = ["enabled" if unit else "not-found" for unit in known]
         if "q" not in options:
-            call.say(
-                *(words if verb == "is-active" else ["enabled" if unit else "not-found" for unit in known])
-            )
-        return 0 if "active" in words else 3
+            call.say(*words)
+        found = {"active", "enabled"} & set(words)
+        return 0 if found else 3 if verb == "is-active" else 4
     if verb in {"start", "stop", "restart", "daemon-reload", "enable", "disable"}:
         if call.user != "root":
             return call.complain("Failed to connect to bus: Interactive authentication required.")

@@ -123,11 +123,13 @@ def test_the_start_is_an_exact_argument_vector_with_the_gpu_by_uuid():
 
 def test_podman_is_given_cdi_devices():
     runtime = replace(facts.host("a").runtime.value, kind="podman", version="4.3.1", path="/usr/bin/podman")
-    plan = planned([facts.host("a", runtime=Known(runtime))], pool(replicas=1)).bring_up
+    named = Known(("nvidia.com/gpu=GPU-a-0", "nvidia.com/gpu=0", "nvidia.com/gpu=all"))
+    plan = planned([facts.host("a", runtime=Known(runtime), cdi_devices=named)], pool(replicas=1)).bring_up
     (start,) = by_phase(plan, "start")
     words = [str(word) for word in start.do[0].argv]
     assert words[words.index("--device") + 1] == "nvidia.com/gpu=GPU-a-0"
     assert "--gpus" not in words
+    assert "gpufleet.devices=GPU-a-0" in words
     assert words[words.index("--restart") + 1] == "always"
     assert not by_phase(plan, "settle")
 

@@ -185,3 +185,19 @@ def test_ports_skip_listeners_and_every_container():
 def test_unread_ports_are_no_free_ports():
     host = replace(facts.host("a"), listening=Unknown("x"))
     assert isinstance(free_ports(host, 8000, 8001), Unknown)
+
+
+def cdi(devices, **changes):
+    runtime = facts.host("a").runtime
+    assert isinstance(runtime, Known)
+    fact = replace(runtime.value, kind="podman", **changes)
+    return find([facts.host("a", runtime=Known(fact), cdi_devices=devices)])
+
+
+def test_what_the_cdi_specification_does_not_name_is_not_used_where_cdi_hands_out_gpus():
+    room = cdi(Known(("nvidia.com/gpu=0", "nvidia.com/gpu=GPU-a-1")))
+    assert [slot.index for slot in room.free] == [1]
+    assert "nvidia-ctk cdi generate" in reasons(room)["GPU 0"]
+    assert not cdi(Unknown("no answer")).free
+    docker = find([facts.host("a", cdi_devices=Known(()))])
+    assert len(docker.free) == 2

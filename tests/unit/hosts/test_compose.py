@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from gpufleet.hosts.model import Known, Symptom, Unknown
+from gpufleet.hosts.model import Known, RuntimeFact, Symptom, Unknown
+from gpufleet.hosts.probes import container
 from tests.unit.hosts import answers
 from tests.unit.hosts.answers import facts, healthy, recorded, section, sliced
 
@@ -455,3 +456,102 @@ def test_cdi_list_that_fails_is_unknown():
     seen = runtime_symptoms(cdi=section("cdi", "", status=1, errors="level=error msg=failed"))
     assert isinstance(seen.cdi_devices, Unknown)
     assert isinstance(known(seen.runtime).cdi, Unknown)
+
+
+def podman(version="5.4.2", **more):
+    told = {
+        "host": {"security": {"rootless": False}},
+        "store": {"graphRoot": "/x"},
+        "version": {"Version": version},
+    }
+    return runtime_symptoms(
+        runtime=section("runtime", "kind=podman\npath=/usr/bin/podman\nreal=/usr/bin/podman"),
+        version=section("version", version),
+        info=section("info", json.dumps(told)),
+        cdi=section("cdi", "nvidia.com/gpu=GPU-1"),
+        **more,
+    )
+
+
+@pytest.mark.parametrize(
+    ("section_of", "expected"),
+    [
+        (section("restart", "enabled"), []),
+        (section("restart", "enabled-runtime"), []),
+        (section("restart", "disabled", status=1), ["podman-restart-off"]),
+        (section("restart", "", status=127, errors="sh: systemctl: not found"), ["podman-restart-off"]),
+        (None, []),
+    ],
+)
+def test_podman_needs_a_service_that_starts_containers_after_a_boot(section_of, expected):
+    seen = podman(**({} if section_of is None else {"restart": section_of}))
+    assert codes(seen) == expected
+
+
+def test_a_runtime_that_is_too_old_is_told_with_the_version_that_works():
+    assert codes(podman("3.0.1")) == ["runtime-too-old"]
+    assert codes(podman("4.1.0")) == []
+    assert codes(podman("next")) == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "rootless", "cdi", "by_flag", "names"),
+    [
+        ("podman", False, False, True, True),
+        ("docker", False, True, True, False),
+        ("docker", True, True, True, True),
+        ("docker", False, True, False, True),
+        ("docker", True, False, True, False),
+        ("nerdctl", False, True, True, True),
+        ("nerdctl", False, False, True, False),
+    ],
+)
+def test_when_gpus_are_asked_for_as_cdi_devices(kind, rootless, cdi, by_flag, names):
+    fact = RuntimeFact(
+        kind=kind,
+        path="/usr/bin/x",
+        version="1",
+        needs_sudo=False,
+        rootless=Known(rootless),
+        gpu_ready=Known(True),
+        cdi=Known(cdi),
+        root=Known("/x"),
+        by_flag=by_flag,
+    )
+    assert fact.names_devices is names
+
+
+def given(**changes):
+    """Devices of a container as podman 4.3.1 describes it: CDI names stand in the command alone."""
+    item = {
+        "Id": "0" * 64,
+        "Name": "gf",
+        "State": {"Status": "running"},
+        "Config": {"Labels": {}, "Image": "i", **changes},
+        "HostConfig": {"Devices": [{"PathOnHost": "/dev/nvidia3"}], "DeviceRequests": None},
+    }
+    found = container.parse(json.dumps([item]))
+    assert isinstance(found, Known)
+    return found.value[0].devices
+
+
+def test_podmans_devices_stand_in_the_command_that_made_the_container():
+    run = ["podman", "run", "-d"]
+    assert given(CreateCommand=[*run, "--device", "nvidia.com/gpu=GPU-1", "i", "serve"]) == ("GPU-1",)
+    assert given(CreateCommand=[*run, "--device=nvidia.com/gpu=all", "i"]) == ("all",)
+    assert given(CreateCommand=[*run, "i", "--device", "nvidia.com/gpu=GPU-1"]) == ("3",)
+    assert given(CreateCommand=[*run, "--label", "nvidia.com/gpu=GPU-1", "i"]) == ("3",)
+    assert given() == ("3",)
+
+
+def test_our_own_label_tells_devices_where_nothing_else_does():
+    item = {
+        "Id": "0" * 64,
+        "Name": "gf",
+        "State": {"Status": "running"},
+        "Config": {"Labels": {"gpufleet.devices": "GPU-1,GPU-2"}},
+        "HostConfig": {},
+    }
+    found = container.parse(json.dumps(item))
+    assert isinstance(found, Known)
+    assert found.value[0].devices == ("GPU-1", "GPU-2")

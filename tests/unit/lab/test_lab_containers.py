@@ -326,6 +326,46 @@ def test_podman_speaks_its_own_way():
     assert json.loads(sh(host, "podman inspect bb"))[0]["HostConfig"]["DeviceRequests"] is None
 
 
+def test_podmans_own_texts_and_statuses_as_seen_of_4_3():
+    host = lab(runtime="podman", version="4.3.1")
+    gpu = host.gpus.gpus[0].uuid
+    run = f"podman run -d --name aa --device nvidia.com/gpu={gpu} -p 127.0.0.1:8000:8000 --entrypoint vllm {IMAGE} serve m"
+    sh(host, run)
+    described = json.loads(sh(host, "podman inspect aa"))[0]
+    assert [one["PathOnHost"] for one in described["HostConfig"]["Devices"]] == ["/dev/nvidia0"]
+    assert f"nvidia.com/gpu={gpu}" in described["Config"]["CreateCommand"]
+    fails(host, run, 125, 'creating container storage: the container name "aa" is already in use by')
+    fails(host, run.replace("aa", "bb"), 126, "cannot listen on the TCP port: listen tcp4 127.0.0.1:8000")
+    fails(
+        host,
+        f"podman run -d --name cc --entrypoint nosuch {IMAGE}",
+        127,
+        "crun: executable file `nosuch` not found",
+    )
+    fails(
+        host, "podman stop nope", 125, 'Error: no container with name or ID "nope" found: no such container'
+    )
+    fails(host, "podman inspect nope", 125, 'Error: inspecting object: no such object: "nope"')
+    fails(host, "podman image inspect nope", 125, "Error: inspecting object: nope: image not known")
+    fails(host, "podman update --restart no aa", 125, "Error: unknown flag: --restart")
+    sh(host, "podman rm -f nope")
+    new = lab(runtime="podman", version="5.4.2")
+    sh(new, run.replace(gpu, new.gpus.gpus[0].uuid))
+    sh(new, "podman update --restart no aa")
+
+
+def test_after_a_boot_podman_starts_what_has_the_policy_always_when_its_service_is_enabled():
+    for enabled in (True, False):
+        host = lab(runtime="podman", version="5.4.2")
+        if not enabled:
+            del host.host.services["podman-restart"]
+        sh(host, f"podman run -d --name aa --restart always --entrypoint vllm {IMAGE} serve m")
+        sh(host, f"podman run -d --name bb --restart on-failure:3 --entrypoint vllm {IMAGE} serve m")
+        host.containers.boot()
+        assert host.containers.find("aa").running is enabled
+        assert not host.containers.find("bb").running
+
+
 def test_old_docker_prints_the_word_json():
     host = lab(version="20.10.24")
     sh(host, RUN)
