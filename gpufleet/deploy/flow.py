@@ -19,7 +19,8 @@ from gpufleet.change.records import journal_file
 from gpufleet.deploy import commit
 from gpufleet.deploy.arguments import check
 from gpufleet.deploy.catalogue import filled
-from gpufleet.deploy.plan import DeployPlan, Wish, make
+from gpufleet.deploy.elsewhere import make_or_look
+from gpufleet.deploy.plan import DeployPlan, Wish
 from gpufleet.deploy.replicas import Present, replicas_of
 from gpufleet.deploy.retire import copy_routes, retire, try_again
 from gpufleet.deploy.rows import explain, rows, served
@@ -119,7 +120,7 @@ def prepare(
         staging=staging_of(tools, pool, chosen, facts, run),
         served=next((route for route in tools.store.routes().pools if route.name == pool.name), None),
     )
-    plan = make(wish, chosen, facts)
+    plan = make_or_look(tools, wish, chosen, facts)
     plan = _weighed(tools, plan, models, facts, refuses=not ignore_memory)
     if not plan.start and known is not None:
         revision = known.revision

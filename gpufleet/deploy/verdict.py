@@ -191,7 +191,7 @@ def _judged(question: Question, place: Setup) -> tuple[Verdict, str, Estimate | 
 
 def _by_minimum(question: Question, setup: Setup, reason: str) -> tuple[Verdict, str, None, tuple[str, ...]]:
     """What the cited minimum alone says, where nothing can be reckoned."""
-    least, has = question.least_gib, setup.memory_gib * setup.ranks
+    least, has = question.least_gib, setup.memory_gib * setup.ranks * (question.pool.slice.share or 100) / 100
     if least is not None and has < least:
         return Verdict.NO, f"it is served in {least:g} GiB, and {has:.1f} are here", None, ()
     return Verdict.UNKNOWN, reason, None, ()

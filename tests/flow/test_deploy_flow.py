@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 
 import pytest
 
@@ -269,6 +270,34 @@ def test_too_few_gpus_are_refused(site):
     error = refused(site, Unplaceable, site.pool(replicas=5))
     assert error.exit is ExitCode.REFUSED
     assert "--replicas 4" in error.hints[0]
+
+
+def test_what_does_not_fit_is_told_with_the_hosts_that_have_room_and_who_is_in_the_way(site):
+    error = refused(site, Unplaceable, site.pool(replicas=3, hosts=("gpu-01",)))
+    told = error.fields["nearest"]
+    assert {"kind": "other-host", "host": "gpu-02", "replicas": 2} in [
+        {key: value for key, value in row.items() if key != "text"} for row in told
+    ]
+    assert any("gpu-02 was not selected and has room for 2" in hint for hint in error.hints)
+    assert any(row["kind"] == "stop-container" for row in told) is bool(
+        [
+            one
+            for one in site.fleet["gpu-01"].containers.containers.values()
+            if one.wish.devices and one.running
+        ]
+    )
+
+
+def test_replicas_share_gpus_one_after_the_other(site):
+    site.deploy(site.pool(replicas=4, hosts=("gpu-01",), slice=SliceWish(share=50)))
+    replicas = [one for one in site.fleet["gpu-01"].containers.containers.values() if one.wish.labels]
+    assert len(replicas) == 4
+    assert {one.wish.labels["gpufleet.share"] for one in replicas} == {"50"}
+    assert sorted(Counter(one.wish.devices for one in replicas).values()) == [2, 2]
+    again = prepare(
+        site.tools(), site.pool(replicas=4, hosts=("gpu-01",), slice=SliceWish(share=50)), command="x"
+    )
+    assert not again.changes
 
 
 def test_an_unknown_host_is_a_mistake(site):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 
 from gpufleet.deploy.placement.api import Placed, Placement
 from gpufleet.deploy.placement.slots import find, holds
@@ -20,25 +20,36 @@ def in_the_way(
     the other gives back. One that uses what an earlier one left over of a container stands with that container too.
     """
     seen = {host.host: host for host in facts}
+    places: dict[HostName, Mapping[str, _Place]] = {}
     devices: dict[tuple[HostName, str], _Device] = {}
     found: list[frozenset[str]] = []
     for placed in placement:
         held: set[str] = set()
         for slot in placed.slots:
             key = (placed.host, slot.device)
+            if placed.host not in places:
+                places[placed.host] = _places(seen[placed.host])
             if key not in devices:
-                devices[key] = _Device(seen[placed.host], slot.device, releasing, idle)
+                devices[key] = _Device(places[placed.host][slot.device], slot.device, releasing, idle)
             held |= devices[key].give(placed)
         found.append(frozenset(held))
     return tuple(found)
 
 
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """One GPU, or a slice of it: its host with this GPU alone, and the containers that were given the device."""
+
+    host: HostFacts
+    holders: tuple[ContainerFact, ...]
+
+
 class _Device:
     """The room of one GPU or slice while it is handed over."""
 
-    def __init__(self, host: HostFacts, device: str, releasing: frozenset[str], idle: frozenset[str]) -> None:
-        self._host, self._device, self._idle = host, device, idle
-        self._holders = [one.id for one in _holders(host).get(device, ()) if one.id in releasing]
+    def __init__(self, place: _Place, device: str, releasing: frozenset[str], idle: frozenset[str]) -> None:
+        self._host, self._device, self._idle = place.host, device, idle
+        self._holders = [one.id for one in place.holders if one.id in releasing]
         self._released: list[str] = []
         self._given = 0
         self._free = self._room()
@@ -62,17 +73,16 @@ class _Device:
         return frozenset(held)
 
 
-def _holders(host: HostFacts) -> Mapping[str, list[ContainerFact]]:
-    """The containers of each device, by the UUID that the runtime is told."""
-    found: dict[str, list[ContainerFact]] = defaultdict(list)
+def _places(host: HostFacts) -> Mapping[str, _Place]:
+    """What matters for each device of a host, by the UUID that the runtime is told."""
+    found: dict[str, _Place] = {}
     containers = host.containers.value if isinstance(host.containers, Known) else ()
     gpus: tuple[GpuFact, ...] = host.gpus.value if isinstance(host.gpus, Known) else ()
     for gpu in gpus:
+        alone = replace(host, gpus=Known((gpu,)))
+        found[gpu.uuid] = _Place(alone, tuple(one for one in containers if holds(one, gpu)))
         instances = gpu.mig.instances.value if isinstance(gpu.mig.instances, Known) else ()
-        for container in containers:
-            if holds(container, gpu):
-                found[gpu.uuid].append(container)
-            for instance in instances:
-                if holds(container, gpu, instance):
-                    found[instance.uuid].append(container)
+        for instance in instances:
+            held = tuple(one for one in containers if holds(one, gpu, instance))
+            found[instance.uuid] = _Place(alone, held)
     return found

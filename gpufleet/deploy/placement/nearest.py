@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from gpufleet.deploy.placement.api import UNKNOWN_ISLAND, WHOLE, Demand, Slot
 from gpufleet.deploy.placement.lots import cut
-from gpufleet.deploy.placement.slots import HOLDING, Room, Taken, comes_back, find
+from gpufleet.deploy.placement.slots import HOLDING, Room, Taken, comes_back, find, holds
 from gpufleet.hosts.model import ContainerFact, HostFacts, Known
 from gpufleet.names import HostName
 
@@ -114,13 +114,20 @@ def in_the_way(demand: Demand, facts: Iterable[HostFacts]) -> tuple[Alternative,
     """Single containers whose end would make room for a replica, those that make the most room first."""
     found: list[tuple[int, Alternative]] = []
     for host in facts:
-        before = len(cut(demand, find((host,)).free))
         for container in _holders(host):
-            gain = len(cut(demand, find((host,), frozenset({container.id})).free)) - before
+            touched = _touched(host, container) if demand.devices == 1 else host
+            before = len(cut(demand, find((touched,)).free))
+            gain = len(cut(demand, find((touched,), frozenset({container.id})).free)) - before
             if gain > 0:
                 found.append((gain, _to_stop(host.host, container, gain)))
     found.sort(key=lambda item: (-item[0], item[1].text))
     return tuple(alternative for _, alternative in found[:MANY])
+
+
+def _touched(host: HostFacts, container: ContainerFact) -> HostFacts:
+    """The host with the GPUs alone that a container was given: nothing else changes when it ends."""
+    gpus = host.gpus.value if isinstance(host.gpus, Known) else ()
+    return replace(host, gpus=Known(tuple(gpu for gpu in gpus if holds(container, gpu))))
 
 
 def _holders(host: HostFacts) -> tuple[ContainerFact, ...]:
