@@ -64,7 +64,7 @@ NAME = OPTIONS.get("served-model-name", MODEL)
 KEY = OPTIONS.get("api-key") or os.environ.get("VLLM_API_KEY", "")
 VERSION = os.environ.get("ENGINE_VERSION", "0.11.2")
 BEHAVIOUR = behaviour()
-counts = {"running": 0, "prompt": 0, "generated": 0, "finished": 0}
+counts = {"running": 0, "prompt": 0, "generated": 0, "finished": 0, "begun": 0, "waited": 0.0}
 lock = threading.Lock()
 
 
@@ -145,6 +145,7 @@ class Exchange(BaseHTTPRequestHandler):
             return
         with lock:
             counts["running"] += 1
+        self.asked = time.monotonic()
         try:
             self.complete(wish, chat)
         finally:
@@ -190,6 +191,9 @@ class Exchange(BaseHTTPRequestHandler):
                 }
             )
         pause = float(os.environ.get("ENGINE_TOKEN_SECONDS", "0.002"))
+        with lock:
+            counts["begun"] += 1
+            counts["waited"] += pause + time.monotonic() - self.asked
         for number, token in enumerate(tokens, 1):
             time.sleep(pause)
             part = {"delta": {"content": token}} if chat else {"text": token}
@@ -224,6 +228,9 @@ def metrics():
         ("vllm:generation_tokens_total", "counter", now["generated"]),
     ):
         lines += [f"# TYPE {name} {kind}", f"{name}{labels} {float(value)}"]
+    lines.append("# TYPE vllm:time_to_first_token_seconds histogram")
+    lines.append(f"vllm:time_to_first_token_seconds_count{labels} {float(now['begun'])}")
+    lines.append(f"vllm:time_to_first_token_seconds_sum{labels} {now['waited']:.6f}")
     lines.append("# TYPE vllm:request_success_total counter")
     reason = f'{{engine="0",finished_reason="length",model_name="{NAME}"}}'
     lines.append(f"vllm:request_success_total{reason} {float(now['finished'])}")
