@@ -320,7 +320,12 @@ def _from_saved(tools: Tools, path: Path, *, ignore_memory: bool) -> Prepared:
     saved, pool = saved_plan.load(path)
     command = f"pool deploy {pool.name} --plan {path}"
     prepared = prepare(
-        tools, pool, command=command, stands=saved_plan.stands(saved, path), ignore_memory=ignore_memory
+        tools,
+        pool,
+        command=command,
+        stands=saved_plan.stands(saved, path),
+        ignore_memory=ignore_memory,
+        pulled=saved_plan.image_of(saved),
     )
     saved_plan.refuse_other(tools, prepared, saved, path)
     return prepared

@@ -20,6 +20,7 @@ from gpufleet.deploy import commit
 from gpufleet.deploy.arguments import check
 from gpufleet.deploy.catalogue import filled
 from gpufleet.deploy.elsewhere import make_or_look
+from gpufleet.deploy.pinning import pin
 from gpufleet.deploy.plan import DeployPlan, Wish
 from gpufleet.deploy.replicas import Present, replicas_of
 from gpufleet.deploy.retire import copy_routes, retire, try_again
@@ -39,6 +40,7 @@ from gpufleet.deploy.verdict import doubts, judge, question_of, refuse
 from gpufleet.deploy.weights import staging_of, word_of
 from gpufleet.errors import FleetError
 from gpufleet.hosts.model import HostFacts, Known
+from gpufleet.inventory.model import Host
 from gpufleet.inventory.select import select
 from gpufleet.models.load import catalogue
 from gpufleet.models.model import Entry
@@ -80,11 +82,12 @@ def prepare(
     command: str,
     stands: Callable[[Mapping[HostName, HostFacts]], None] = lambda _facts: None,
     ignore_memory: bool = False,
+    pulled: str = "",
 ) -> Prepared:
     """Look at the hosts and plan. Nothing is written, here or there: a key that the pool lacks is only thought up.
 
     `stands` is asked about the facts before anything is planned; a saved plan refuses those that moved.
-    `ignore_memory` goes on although the model does not fit.
+    `ignore_memory` goes on although the model does not fit; `pulled` is the image as an earlier plan resolved it.
 
     Raises:
         SelectionError, HostUnreachable, PreflightFailed, Unplaceable, MemoryTooSmall, SecretUnresolved: nothing
@@ -98,14 +101,7 @@ def prepare(
     known = tools.store.record(pool.name)
     pool = resolved(tools, _with_members(pool, known))
     key = tools.store.key(pool.name) or tools.store.new_key(pool.name)
-    facts = survey(tools.change.transport, chosen, clock=tools.change.clock, forks=tools.change.forks)
-    facts |= glance(
-        tools.change.transport,
-        former_hosts(tools, known, chosen),
-        clock=tools.change.clock,
-        forks=tools.change.forks,
-        warn=tools.warn,
-    )
+    facts = _seen(tools, chosen, former_hosts(tools, known, chosen))
     stands(facts)
     preflight(chosen, facts)
     run = journal_file.new_run_id(tools.change.clock)
@@ -118,6 +114,7 @@ def prepare(
         key=key,
         command=command,
         staging=staging_of(tools, pool, chosen, facts, run),
+        image=pin(tools, pool, chosen, facts, pulled),
         served=next((route for route in tools.store.routes().pools if route.name == pool.name), None),
     )
     plan = make_or_look(tools, wish, chosen, facts)
@@ -133,6 +130,13 @@ def prepare(
         key=key,
         word=word_of(wish.staging),
     )
+
+
+def _seen(tools: Tools, chosen: Sequence[Host], former: Sequence[Host]) -> dict[HostName, HostFacts]:
+    """Facts of the chosen hosts, all of them, and of those that had replicas and answer."""
+    transport, clock, forks = tools.change.transport, tools.change.clock, tools.change.forks
+    facts = survey(transport, chosen, clock=clock, forks=forks)
+    return facts | glance(transport, former, clock=clock, forks=forks, warn=tools.warn)
 
 
 def _weighed(

@@ -22,6 +22,7 @@ from gpufleet.change.model import Plan
 from gpufleet.deploy.arguments import check
 from gpufleet.deploy.commands import Dialect
 from gpufleet.deploy.numbers import numbered
+from gpufleet.deploy.pin import Pin
 from gpufleet.deploy.placement import nearest
 from gpufleet.deploy.placement.api import WHOLE, Demand, Placement, TooFew, placers
 from gpufleet.deploy.placement.gently import gently
@@ -29,7 +30,7 @@ from gpufleet.deploy.placement.handover import in_the_way
 from gpufleet.deploy.placement.slots import HOLDING, Room, Taken, find, free_ports
 from gpufleet.deploy.replicas import LABEL, New, Present, endpoint, endpoint_of, replicas_of
 from gpufleet.deploy.rollout import Stage, bring_up, route_of
-from gpufleet.deploy.staging.steps import Staging, staged_first
+from gpufleet.deploy.staging.steps import Staging, with_weights
 from gpufleet.deploy.staging.wish import served_from
 from gpufleet.deploy.steps import Launch
 from gpufleet.deploy.strategy import Swap, Wave, swaps, waves
@@ -55,6 +56,7 @@ class Wish:
         revision: number of the commit this will be.
         command: as typed, for `change list`.
         staging: weights that are brought to the hosts first, or None.
+        image: what the image's tag meant when this was asked; None leaves the tag.
         served: the pool's route as it is published now; None when there is none.
     """
 
@@ -65,6 +67,7 @@ class Wish:
     key: Secret[str] | None
     command: str
     staging: Staging | None = None
+    image: Pin | None = None
     served: PoolRoute | None = None
 
 
@@ -128,6 +131,12 @@ def _container(wish: Wish) -> EngineContainer:
     return wish.engine.container(pool, key=wish.key, devices=devices_of(pool))
 
 
+def _pinned(wish: Wish) -> EngineContainer:
+    """The container with its image by digest; the digest is no part of the spec, so that learning it changes nothing."""
+    container = _container(wish)
+    return container if wish.image is None else replace(container, image=wish.image.reference)
+
+
 def spec_of(wish: Wish) -> str:
     """Hash of all that a replica's container is made from; two with the same hash are interchangeable.
 
@@ -161,6 +170,12 @@ def spec_of(wish: Wish) -> str:
     return hashlib.sha256(msgspec.json.encode(parts)).hexdigest()[:16]
 
 
+def _moved(wish: Wish, present: Present) -> bool:
+    """Whether the tag means another image by now than it did when a replica was started; unknown is no."""
+    then, now = present.container.labels.get(f"{LABEL}.image", ""), wish.image
+    return bool(then and now is not None and now.label and then != now.label)
+
+
 def _kept(wish: Wish, present: Sequence[Present], declared: Mapping[HostName, Host]) -> tuple[Present, ...]:
     """Running replicas that are as they should be, no more than are wanted, spread as evenly as they are."""
     spec = spec_of(wish)
@@ -170,6 +185,7 @@ def _kept(wish: Wish, present: Sequence[Present], declared: Mapping[HostName, Ho
         if one.container.state == "running"
         and one.container.labels.get(f"{LABEL}.spec") == spec
         and one.host in declared
+        and not _moved(wish, one)
         and one.container.ports
     ]
     first_of: dict[ReplicaId, Present] = {}
@@ -283,7 +299,8 @@ def _assembled(
             run=wish.run,
             revision=wish.revision,
             spec=spec_of(wish),
-            container=_container(wish),
+            container=_pinned(wish),
+            image_label=wish.image.label if wish.image is not None else "",
             health=wish.engine.health_path,
             key=wish.key,
         ),
@@ -309,9 +326,8 @@ def _assembled(
     serving = frozenset(one.container.id for one in gone if one.up and stage.route_of(one) is not None)
     order = waves(pool.strategy, pool.replicas, swapped, serving)
     _check_names(wish, order)
-    steps = bring_up(stage, order)
-    if wish.staging is not None:
-        steps = staged_first(wish.staging.steps(sorted({one.host for one in start}), wish.run), steps)
+    hosts, image = sorted({one.host for one in start}), stage.launch.container.image
+    steps = with_weights(wish.staging, image, hosts, wish.run, bring_up(stage, order))
     plan = Plan(title=f"deploy pool {pool.name}, revision {wish.revision}", command=wish.command, steps=steps)
     return DeployPlan(
         pool=pool,

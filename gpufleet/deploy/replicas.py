@@ -66,6 +66,12 @@ def replicas_of(pool: PoolName, facts: Iterable[HostFacts]) -> tuple[Present, ..
     return tuple(sorted(found, key=lambda one: (one.host, one.number, one.container.id)))
 
 
+def named_image(container: ContainerFact) -> str:
+    """The image as the pool wrote it, also when the container was started by digest."""
+    written = container.labels.get(f"{LABEL}.image", "")
+    return written.partition("@")[0] if written else container.image
+
+
 def bind_address(host: Host) -> str | None:
     """The address that replicas are published on; None when only a name is known, and all are used."""
     service = service_address(host)

@@ -95,6 +95,12 @@ def stands(saved: SavedPlan, path: Path) -> Callable[[Mapping[HostName, HostFact
     return check
 
 
+def image_of(saved: SavedPlan) -> str:
+    """What the plan pulls, as it is named to the runtime; empty when it pulls nothing."""
+    pulls = [step.title for step in saved.plan.steps if step.phase == "pull"]
+    return pulls[0].removeprefix("pull ") if pulls else ""
+
+
 def refuse_other(tools: Tools, prepared: Prepared, saved: SavedPlan, path: Path) -> None:
     """Raises StalePlan when what would be done now is not what the plan says, though no host moved."""
     rows: tuple[ErrorRow, ...] = ()

@@ -38,6 +38,7 @@ class Launch:
     container: EngineContainer
     health: str
     key: Secret[str] | None
+    image_label: str = ""
 
 
 def pull_step(host: HostName, dialect: Dialect, image: str) -> Step:
@@ -104,6 +105,7 @@ def start_step(launch: Launch, new: New, host: Host, dialect: Dialect, after: fr
             f"{LABEL}.spec": launch.spec,
             f"{LABEL}.slice": slice_label(new.placed),
             DEVICES_LABEL: ",".join(slot.device for slot in new.placed.slots),
+            **({f"{LABEL}.image": launch.image_label} if launch.image_label else {}),
             **({SHARE_LABEL: str(new.placed.share)} if new.placed.share < WHOLE else {}),
         },
         devices=tuple(slot.device for slot in new.placed.slots),

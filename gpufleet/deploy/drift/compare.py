@@ -15,7 +15,7 @@ from gpufleet.deploy.drift.model import UNKNOWN, Asked, Finding, Seen
 from gpufleet.deploy.drift.replica import container_of, finding
 from gpufleet.deploy.drift.replica import replica as of_replica
 from gpufleet.deploy.placement.slots import HOLDING
-from gpufleet.deploy.replicas import LABEL
+from gpufleet.deploy.replicas import LABEL, named_image
 from gpufleet.hosts.model import ContainerFact, HostFacts, Known, Unknown
 from gpufleet.names import HostName
 from gpufleet.pools.routes import PoolRoute
@@ -100,7 +100,7 @@ def _images(asked: Asked, seen: Seen, ours: set[str]) -> Iterator[Finding]:
                 one.id: (host, one)
                 for one in facts.containers.value
                 if one.id in ours
-                and one.image == asked.image
+                and named_image(one) == asked.image
                 and one.labels.get(f"{LABEL}.pool") == asked.pool
             }
     usual = Counter(_bare(one.image_id) for _, one in running.values()).most_common(1)

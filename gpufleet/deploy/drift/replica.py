@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from gpufleet.deploy.commands import WHEN_READY
 from gpufleet.deploy.drift.inside import HostInside
 from gpufleet.deploy.drift.model import BLIND, UNKNOWN, Asked, Finding
-from gpufleet.deploy.replicas import LABEL
+from gpufleet.deploy.replicas import LABEL, named_image
 from gpufleet.hosts.model import ContainerFact, GpuFact, HostFacts, Known, Unknown
 from gpufleet.pools.model import Endpoint
 
@@ -92,8 +92,10 @@ def _as_started(asked: Asked, endpoint: Endpoint, one: ContainerFact) -> Iterato
     elif asked.spec and spec != asked.spec:
         message = "its container was started from another definition"
         yield finding(asked, endpoint, "spec", message, want=asked.spec, have=spec or "none")
-    if one.image != asked.image:
-        yield finding(asked, endpoint, "image", "it runs another image", want=asked.image, have=one.image)
+    if named_image(one) != asked.image:
+        yield finding(
+            asked, endpoint, "image", "it runs another image", want=asked.image, have=named_image(one)
+        )
     if one.restart_policy != WHEN_READY:
         message = "its restart policy is another one: it may not come back by itself"
         yield finding(asked, endpoint, "restart-policy", message, want=WHEN_READY, have=one.restart_policy)

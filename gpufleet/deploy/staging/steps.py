@@ -15,15 +15,6 @@ BESIDE = frozenset({"pull", "stage"})
 """Phases that need no weights: they run while weights are staged."""
 
 
-def staged_first(staging: Sequence[Step], steps: Sequence[Step]) -> tuple[Step, ...]:
-    """A plan in which nothing is stopped or started before every host has its weights."""
-    there = frozenset(step.id for step in staging)
-    return (
-        *staging,
-        *(step if step.phase in BESIDE else replace(step, after=step.after | there) for step in steps),
-    )
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Staging:
     """One revision on its way to hosts.
@@ -47,6 +38,10 @@ class Staging:
     def lacking(self, hosts: Sequence[HostName]) -> tuple[HostName, ...]:
         """Hosts that have something to do: those without the weights, all of them when they are verified."""
         return tuple(host for host in hosts if self.verify or self.stores[host].state != "complete")
+
+    def given_by(self, image: str) -> Staging:
+        """The same with givers of this image: the one that is pulled anyway."""
+        return self if self.giving is None else replace(self, giving=replace(self.giving, image=image))
 
     def steps(self, hosts: Sequence[HostName], run: RunId) -> tuple[Step, ...]:
         """What brings the revision to these hosts; nothing for those that have it."""
@@ -119,3 +114,17 @@ class Staging:
             after=frozenset({writer.id}),
             phase="stage",
         )
+
+
+def with_weights(
+    staging: Staging | None, image: str, hosts: Sequence[HostName], run: RunId, steps: tuple[Step, ...]
+) -> tuple[Step, ...]:
+    """A plan in which nothing is stopped or started before every host has its weights; givers run `image`."""
+    if staging is None:
+        return steps
+    first = staging.given_by(image).steps(hosts, run)
+    there = frozenset(step.id for step in first)
+    return (
+        *first,
+        *(step if step.phase in BESIDE else replace(step, after=step.after | there) for step in steps),
+    )

@@ -196,6 +196,17 @@ def _pull(invocation: Invocation) -> int:
     return 0
 
 
+def _buildx(invocation: Invocation) -> int:
+    """`buildx imagetools inspect`: what a registry says of a tag, where the plug-in is installed."""
+    if not invocation.engine.registry.asked_by_plugin:
+        return invocation.complain("docker: 'buildx' is not a docker command.\nSee 'docker --help'")
+    words = read_words(invocation.words, [], ["format"])
+    reference = full_reference(words.operands[-1])
+    invocation.engine.registry.size(reference)
+    invocation.say(json.dumps({"schemaVersion": 2, "digest": invocation.engine.registry.digest(reference)}))
+    return 0
+
+
 def _load(invocation: Invocation) -> int:
     words = invocation.read("q quiet", "i input")
     text = invocation.call.stdin.rest()
@@ -293,6 +304,7 @@ _VERBS: dict[str, Verb] = {
     "pull": _pull,
     "image pull": _pull,
     "load": _load,
+    "buildx": _buildx,
     "rmi": _rmi,
     "image rm": _rmi,
     "exec": _exec,

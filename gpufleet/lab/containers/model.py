@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import Enum
+from hashlib import sha256
 
 SOCKET = "/var/run/docker.sock"
 NO_DEVICE_DRIVER = 'could not select device driver "" with capabilities: [[gpu]].'
@@ -136,6 +137,15 @@ class Registry:
         self.down = False
         self.seconds = 1.0
         """How long a pull takes."""
+        self.asked_by_plugin = False
+        """Whether hosts can ask what a tag means: docker needs the buildx plug-in for it."""
+        self.moved: dict[str, str] = {}
+        """Digests by reference, for tags that mean something else by now."""
+
+    def digest(self, reference: str) -> str:
+        """What a reference means now."""
+        known = reference.partition("@")[2] or self.moved.get(reference, "")
+        return known or f"sha256:{sha256(reference.encode()).hexdigest()}"
 
     def size(self, reference: str) -> int:
         """Bytes of an image; raises `Refused` as the daemon words it."""

@@ -124,6 +124,10 @@ class ContainerEngine:
         found = self.images.get(full_reference(reference))
         if found is not None:
             return found
+        repository, by_digest, digest = reference.partition("@")
+        for image in self.images.values():
+            if by_digest and image.id == digest and image.reference.rpartition(":")[0] == repository:
+                return image
         bare = reference.removeprefix("sha256:")
         for image in self.images.values():
             if len(bare) >= 12 and image.id.removeprefix("sha256:").startswith(bare):
@@ -144,8 +148,7 @@ class ContainerEngine:
     def add_image(self, reference: str, size: int = 1 << 30) -> Image:
         """Put an image on the host."""
         wanted = full_reference(reference)
-        digest = wanted.partition("@sha256:")[2] or sha256(wanted.encode()).hexdigest()
-        image = Image(id=f"sha256:{digest}", reference=wanted, size=size)
+        image = Image(id=self.registry.digest(wanted), reference=wanted, size=size)
         if wanted not in self.images:
             self.host.fs.charge("/var/lib/docker", size)
         self.images[wanted] = image

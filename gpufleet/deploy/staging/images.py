@@ -1,0 +1,116 @@
+"""A tag becomes a digest once, when a plan is made, and the digest is what every host pulls and runs.
+
+Hosts that have the image say what it is; when none has it, one host asks its registry with the tools that its
+runtime brings. Nobody guesses: hosts that hold different images under one tag, and a registry that does not
+answer, leave the digest unknown, and then the tag is used and that is said.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import msgspec
+
+from gpufleet.deploy.commands import Dialect
+from gpufleet.hosts.model import Fact, Known, Unknown
+from gpufleet.names import HostName
+from gpufleet.remote.command import Command
+
+LOOK = """
+"$1" image inspect --format '{{.Id}} {{.Size}}' "$2" 2>/dev/null || exit 0
+"$1" image inspect --format '{{json .RepoDigests}}' "$2"
+"""
+
+REGISTRY = """
+case $3 in
+podman)
+  skopeo inspect --format '{{.Digest}}' "docker://$2" 2>/dev/null || echo unknown ;;
+*)
+  "$1" buildx imagetools inspect --format '{{json .Manifest}}' "$2" 2>/dev/null || echo unknown ;;
+esac
+"""
+
+_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageOnHost:
+    """What a host has under a reference.
+
+    Attributes:
+        id: of the image; empty when it is not there.
+        size: bytes on disk.
+        digests: by which registries know it.
+    """
+
+    id: str = ""
+    size: int = 0
+    digests: tuple[str, ...] = ()
+
+
+def look(dialect: Dialect, reference: str) -> Command:
+    """Ask a host what it has."""
+    return dialect.script(LOOK, reference, mutates=False)
+
+
+def ask_registry(dialect: Dialect, reference: str) -> Command:
+    """Ask a host's registry what the tag means there now."""
+    return dialect.script(REGISTRY, reference, dialect.kind, mutates=False, timeout=20.0)
+
+
+def split(reference: str) -> tuple[str, str]:
+    """Repository and digest; the digest is empty where none is written."""
+    name, _, digest = reference.partition("@")
+    head, _, last = name.rpartition("/")
+    repository = last.partition(":")[0]
+    return f"{head}/{repository}" if head else repository, digest
+
+
+def read_look(text: str) -> ImageOnHost | None:
+    """The answer of `look`; None when it is not one."""
+    lines = text.splitlines()
+    if not lines:
+        return ImageOnHost()
+    words = lines[0].split()
+    if len(words) != 2 or not words[1].isdigit():
+        return None
+    try:
+        told = msgspec.json.decode(lines[1] if len(lines) > 1 else "[]", type=list[str] | None)
+    except msgspec.DecodeError:
+        return None
+    digests = tuple(sorted({one.partition("@")[2] for one in told or ()}))
+    return ImageOnHost(id=words[0], size=int(words[1]), digests=digests)
+
+
+def read_registry(text: str) -> str:
+    """The digest in a registry's answer, empty when there is none."""
+    plain = text.strip()
+    if _DIGEST.fullmatch(plain):
+        return plain
+    try:
+        found = msgspec.json.decode(plain, type=dict[str, object]).get("digest", "")
+    except msgspec.DecodeError:
+        return ""
+    return found if isinstance(found, str) and _DIGEST.fullmatch(found) else ""
+
+
+def digest_of(hosts: Mapping[HostName, ImageOnHost], registry: str) -> Fact[str]:
+    """What the tag means: as the hosts that have it say, else as the registry said."""
+    there = {host: one for host, one in hosts.items() if one.id}
+    shared = set.intersection(*(set(one.digests) for one in there.values())) if there else set()
+    if len(shared) >= 1:
+        return Known(registry if registry in shared else min(shared))
+    if registry:
+        return Known(registry)
+    if len({one.id for one in there.values()}) > 1:
+        return Unknown(f"{', '.join(sorted(there))} hold different images under it")
+    if there:
+        return Unknown("it was built or loaded on its hosts, and no registry knows it")
+    return Unknown("no host has it, and the registry was not asked or did not answer")
+
+
+def pinned(reference: str, digest: str) -> str:
+    """The reference that is pulled and run."""
+    return f"{split(reference)[0]}@{digest}"
