@@ -47,6 +47,9 @@ class Stand:
         }
         return self.scene.operator.run("pool", "deploy", "-f", str(self.scene.define(changes)), "--yes")
 
+    def run(self, *words: str) -> Answer:
+        return self.scene.operator.run(*words)
+
     def versions(self) -> list[str]:
         """The version that each running replica's image has, asked by ssh."""
         asked = "docker ps --filter label=gpufleet.pool=chat --format '{{.Label \"org.opencontainers.image.version\"}}'"
@@ -72,7 +75,7 @@ def under_traffic(stand: Stand, act: Callable[[], None]) -> Traffic:
 
 
 def rolling_in_place(stand: Stand) -> None:
-    """One replica a host that takes all its GPUs: each makes room for its successor, one after the other."""
+    """One replica a host that takes all its GPUs: each makes room for its successor; then the first revision again."""
     stand.gpus = 4
     expect(stand.deploy("v0.11.2"))
 
@@ -82,6 +85,13 @@ def rolling_in_place(stand: Stand) -> None:
 
     traffic = under_traffic(stand, roll)
     assert set(traffic.members) == {f"{name}/0" for name in stand.scene.trio}
+
+    def back() -> None:
+        expect(stand.run("pool", "rollback", "chat", "--to", "1", "--strategy", "rolling", "--yes"))
+        assert stand.versions() == ["v0.11.2"] * 3
+
+    assert all(len(found) == 2 for found in stand.containers().values()), "the old containers are to be gone"
+    under_traffic(stand, back)
 
 
 def rolling_back(stand: Stand) -> None:
@@ -142,7 +152,7 @@ def good_canary(stand: Stand) -> None:
 
 
 PLAYS = (
-    Play("rolling in place", rolling_in_place),
+    Play("rolling in place, and back to a pruned revision", rolling_in_place),
     Play("rolling that turns back", rolling_back),
     Play("bad canary", bad_canary),
     Play("good canary", good_canary),
