@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from gpufleet.engine import measured
 from gpufleet.engine.model import EngineContainer
 from gpufleet.hosts.model import RuntimeFact
-from gpufleet.names import RunId, StepId
+from gpufleet.names import ReplicaId, RunId, StepId
 from gpufleet.pools.model import Limits
 from gpufleet.redact import Secret
 from gpufleet.remote.command import Command
@@ -34,6 +35,14 @@ PULL = """
 
 IMAGE = """
 "$1" image inspect --format '{{.Id}}' "$2"
+"""
+
+FIGURES = """
+runtime=$1
+for id in $("$runtime" ps -q --no-trunc --filter "label=gpufleet.run=$2" --filter "label=gpufleet.replica=$3"); do
+  "$runtime" logs "$id" 2>&1 | grep -E "$4" | head -n 100
+done
+exit 0
 """
 
 START = (
@@ -297,6 +306,11 @@ def unstart(dialect: Dialect, run: RunId, step: StepId) -> Command:
 def state(dialect: Dialect, run: RunId, step: StepId) -> Command:
     """Look at what a start of this run and step left."""
     return dialect.script(STATE, run, step, mutates=False)
+
+
+def figures(dialect: Dialect, run: RunId, replica: ReplicaId) -> Command:
+    """The lines of a replica's log that say what its engine measured."""
+    return dialect.script(FIGURES, run, replica, measured.LINES, mutates=False)
 
 
 def stop(dialect: Dialect, container: str, grace: int) -> Command:

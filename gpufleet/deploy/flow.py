@@ -20,6 +20,7 @@ from gpufleet.deploy import commit
 from gpufleet.deploy.arguments import check
 from gpufleet.deploy.catalogue import filled
 from gpufleet.deploy.elsewhere import make_or_look
+from gpufleet.deploy.measure import remember, seen
 from gpufleet.deploy.pinning import pin
 from gpufleet.deploy.plan import DeployPlan, Wish
 from gpufleet.deploy.replicas import Present, replicas_of
@@ -148,7 +149,8 @@ def _weighed(
     refuses: bool,
 ) -> DeployPlan:
     """The plan with its memory verdicts; refused when one is no, and told where one is not sure."""
-    judged = judge(question_of(tools.engine, plan.pool, models), plan.start, facts)
+    question = question_of(tools.engine, plan.pool, models, lambda place: seen(tools, plan.pool, place))
+    judged = judge(question, plan.start, facts)
     if refuses:
         refuse(plan.pool, judged, "--ignore-memory")
     for line in doubts(judged):
@@ -194,6 +196,7 @@ def carry_out(tools: Tools, prepared: Prepared) -> Done:
     warn_of_leases(tools, change)
     touched = {*(one.host for one in plan.start), *(one.host for one in plan.gone)}
     copy_routes(tools.store, touched, tools.change, tools.warn)
+    remember(tools, plan, prepared.run, prepared.facts)
     return Done(
         outcome="committed",
         run=run or next(iter(retired.runs), ""),

@@ -67,6 +67,20 @@ class Judgement:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """What an earlier start of the same engine on the same kind of place measured.
+
+    Attributes:
+        at: when, RFC 3339.
+        same_context: whether its longest request was the same.
+    """
+
+    measured: Measured
+    at: str
+    same_context: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
     """What a pool's replicas would run, and what is known of the model.
 
@@ -87,11 +101,16 @@ class Question:
     listed: bool = False
     parameters: int | None = None
     least_gib: float | None = None
-    seen: Callable[[str], Measured | None] = lambda _place: None
+    seen: Callable[[str], Seen | None] = lambda _place: None
 
 
-def question_of(engine: Engine, pool: Pool, models: Mapping[str, Entry]) -> Question:
-    """What a pool's replicas would run, with what the catalogue knows of its model."""
+def question_of(
+    engine: Engine,
+    pool: Pool,
+    models: Mapping[str, Entry],
+    seen: Callable[[str], Seen | None] = lambda _place: None,
+) -> Question:
+    """What a pool's replicas would run, with what the catalogue and earlier starts know of it."""
     entry, devices = entry_of(pool, models), devices_of(pool)
     return Question(
         pool=pool,
@@ -100,6 +119,7 @@ def question_of(engine: Engine, pool: Pool, models: Mapping[str, Entry]) -> Ques
         version=version(pool),
         model=described(entry) if entry is not None else None,
         listed=entry is not None,
+        seen=seen,
         parameters=entry.parameters.value if entry is not None else None,
         least_gib=entry.memory_gib.value if entry is not None else None,
     )
@@ -109,7 +129,7 @@ def judge(
     question: Question, start: Sequence[New], facts: Mapping[HostName, HostFacts]
 ) -> tuple[Judgement, ...]:
     """One judgement a new replica; replicas on places of one kind share the arithmetic."""
-    made: dict[Setup, tuple[Verdict, str, Estimate | None, tuple[str, ...]]] = {}
+    made: dict[tuple[str, Setup], tuple[Verdict, str, Estimate | None, tuple[str, ...]]] = {}
     found: list[Judgement] = []
     for one in start:
         place, setup = _place(one, facts)
@@ -124,10 +144,9 @@ def judge(
                 )
             )
             continue
-        setup = replace(setup, measured=question.seen(place) or Measured())
-        if setup not in made:
-            made[setup] = _judged(question, setup)
-        verdict, reason, figures, hints = made[setup]
+        if (place, setup) not in made:
+            made[place, setup] = _judged(question, setup, question.seen(place))
+        verdict, reason, figures, hints = made[place, setup]
         found.append(
             Judgement(
                 replica=one.replica,
@@ -173,20 +192,33 @@ def _few(names: Sequence[str]) -> str:
     return ", ".join(names) if len(names) <= 3 else f"{', '.join(names[:3])} and {len(names) - 3} more"
 
 
-def _judged(question: Question, place: Setup) -> tuple[Verdict, str, Estimate | None, tuple[str, ...]]:
+def _judged(
+    question: Question, place: Setup, seen: Seen | None
+) -> tuple[Verdict, str, Estimate | None, tuple[str, ...]]:
     setup = setup_of(question.words, replace(place, version=question.version), ranks=question.ranks)
     setup = replace(setup, parameters=question.parameters, offload_gib=question.pool.kv_offload or 0.0)
-    reason = uncounted(question.words)
-    if question.model is None or reason:
+    if seen is not None:
+        fixed = setup.measured.available
+        setup = replace(setup, measured=replace(seen.measured, available=fixed or seen.measured.available))
+    found = _estimated(question, setup)
+    if seen is not None and seen.same_context and (found is None or found.verdict is not Verdict.TIGHT):
+        return Verdict.FITS, f"it started so on {seen.at[:10]}", found, ()
+    if found is None:
         why = "the catalogue has no config.json of it" if question.listed else "it is not in the catalogue"
-        return _by_minimum(question, setup, reason or f"`{question.pool.model}`: {why}")
-    found = estimate(question.model, setup)
-    if found.verdict is Verdict.UNKNOWN:
+        return _by_minimum(question, setup, uncounted(question.words) or f"`{question.pool.model}`: {why}")
+    if found.verdict is Verdict.UNKNOWN or question.model is None:
         verdict, why, _, hints = _by_minimum(
             question, setup, "; ".join(dict.fromkeys(found.unknown.values()))
         )
         return verdict, why, found, hints
     return found.verdict, "", found, remedies(question.model, setup, found)
+
+
+def _estimated(question: Question, setup: Setup) -> Estimate | None:
+    """The arithmetic, where the model is known and everything in its words can be counted."""
+    if question.model is None or uncounted(question.words):
+        return None
+    return estimate(question.model, setup)
 
 
 def _by_minimum(question: Question, setup: Setup, reason: str) -> tuple[Verdict, str, None, tuple[str, ...]]:

@@ -27,7 +27,20 @@ def text_part(config: Mapping[str, Any]) -> dict[str, Any]:
                 key: value for key, value in config.items() if key not in {*_TEXT, *_VISION, "model_type"}
             }
             return text_part({**outer, **inner})
-    return dict(config)
+    return {**_LEFT_OUT.get(str(config.get("model_type")), {}), **config}
+
+
+_LEFT_OUT: Mapping[str, Mapping[str, object]] = {
+    "gemma3_text": {
+        "vocab_size": 262208,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "max_position_embeddings": 131072,
+        "sliding_window": 4096,
+    }
+}
+"""What a config.json of these families leaves out where it is the default (transformers 5.24.0, Gemma3TextConfig)."""
 
 
 def architecture(source: Located, problems: Problems) -> Architecture | None:

@@ -45,6 +45,22 @@ ENCODERS = frozenset(
 )
 """Encode a text as a whole and keep nothing."""
 
+_OWN_DEFAULT = frozenset(
+    {
+        "mistral",
+        "mixtral",
+        "ministral",
+        "ministral3",
+        "qwen2",
+        "qwen2_moe",
+        "qwen3",
+        "qwen3_moe",
+        "gemma2",
+        "gpt_oss",
+    }
+)
+"""Families whose number of key-value heads, where config.json leaves it out, is not that of their attention heads."""
+
 _WORDS = {
     "full_attention": LayerKind.FULL,
     "attention": LayerKind.FULL,
@@ -112,7 +128,9 @@ def _attention(
     config: Mapping[str, Any], count: int, kind: LayerKind, window: int = 0
 ) -> tuple[Layers, ...] | Unclear:
     heads = whole(config, "num_attention_heads", "n_head")
-    key_values = whole(config, "num_key_value_heads", "multi_query_group_num", "num_kv_heads") or heads
+    key_values = whole(config, "num_key_value_heads", "multi_query_group_num", "num_kv_heads")
+    if not key_values and str(config.get("model_type")) not in _OWN_DEFAULT:
+        key_values = heads
     width = head_width(config)
     if not key_values or not width:
         return Unclear("config.json does not say how many key-value heads there are, or how wide they are")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -51,3 +52,17 @@ def test_what_is_not_known_is_said_once(
     code, said = desk.run("pool", "plan", "chat")
     assert code == 0
     assert said.err.count("it is not in the catalogue") == 1
+
+
+def test_what_the_engine_measured_is_remembered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    desk = Desk(tmp_path, monkeypatch, capsys)
+    assert "it is not in the catalogue" in desk.run("pool", "deploy", "chat", "--yes")[1].err
+    (kept,) = (desk.state / "measured").iterdir()
+    found = json.loads(kept.read_text())
+    assert (found["model"], found["weights_gib"], found["replica"]) == ("qwen/qwen2.5", 15.27, "gpu-01/0")
+    desk.json("pool", "delete", "chat", "--yes")
+    plan = desk.json("pool", "plan", "chat")
+    assert [one["verdict"] for one in plan["memory"]] == ["fits", "fits"]
+    assert plan["memory"][0]["reason"].startswith("it started so on ")

@@ -9,8 +9,8 @@ import pytest
 from gpufleet.deploy.catalogue import entry_of, filled
 from gpufleet.deploy.placement.api import Placed, Slot
 from gpufleet.deploy.replicas import New
-from gpufleet.deploy.verdict import Judgement, doubts, judge, question_of, refuse
-from gpufleet.engine.memory import Setup, Verdict
+from gpufleet.deploy.verdict import Judgement, Seen, doubts, judge, question_of, refuse
+from gpufleet.engine.memory import Measured, Setup, Verdict
 from gpufleet.engine.memory_words import setup_of, uncounted
 from gpufleet.engine.vllm import Vllm
 from gpufleet.errors import MemoryTooSmall, UsageError
@@ -178,3 +178,21 @@ def test_words_mean_what_vllm_takes_them_for() -> None:
 def test_one_stage_of_a_pipeline_is_all_layers() -> None:
     assert uncounted(("--pipeline-parallel-size", "1")) == ""
     assert "share of the layers" in uncounted(("--pipeline-parallel-size", "2"))
+
+
+def test_what_an_earlier_start_measured_wins() -> None:
+    def ask(pool: Pool, seen: Seen, memory: int = 81559) -> Judgement:
+        question = question_of(Vllm(), filled(pool, shipped()), shipped(), lambda _place: seen)
+        return judge(question, start(memory), {})[0]
+
+    small = Seen(measured=Measured(weights=15.3, available=2.0), at="2026-01-01T00:00:00", same_context=False)
+    assert ask(POOL, small).verdict is Verdict.NO, "40,960 tokens need 5.6 GiB"
+    ample = Seen(measured=Measured(weights=15.3, available=30.0), at="2026-01-01T00:00:00", same_context=True)
+    found = ask(POOL, ample)
+    assert (found.verdict, found.reason) == (Verdict.FITS, "it started so on 2026-01-01")
+    assert found.found is not None
+    assert found.found.available_gib == 30.0
+    unknown = ask(replace(POOL, model="some/model"), ample)
+    assert (unknown.verdict, unknown.found) == (Verdict.FITS, None)
+    other = ask(replace(POOL, model="some/model"), replace(ample, same_context=False))
+    assert other.verdict is Verdict.UNKNOWN

@@ -19,12 +19,26 @@ from gpufleet.models.model import Architecture
 OWN = Path(__file__).with_name("points.yaml")
 SHARED = Path(__file__).resolve().parents[4] / "shared" / "facts" / "vllm" / "memory_points.yaml"
 
+GEMMA: dict[str, Any] = {
+    "model_type": "gemma3",
+    "torch_dtype": "bfloat16",
+    "text_config": {
+        "model_type": "gemma3_text",
+        "hidden_size": 2560,
+        "intermediate_size": 10240,
+        "num_hidden_layers": 34,
+        "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+        "sliding_window": 1024,
+    },
+}
+GEMMA_PARAMETERS = 4_300_079_472
+"""The model's config.json and its count on the hub; what it leaves out is the family's default."""
+
 NOT_MET = {
     "gemma3-27b-awq-mi50-8k": "a fork of vLLM for MI50, and a build whose format is not known",
     "deepseek-v4.1-flash-tp2": "the shapes of this model are not known here",
     "deepseek-v4.1-flash-tp4": "the shapes of this model are not known here",
     "qwen25-7b-quant-4060": "which build it was is not said",
-    "gemma3-4b-b200": "the shapes of this model are in no source that could be cited",
     "qwen3.8-27b-fp8-2x3090": "the longest request is not said, and this hybrid counts tokens by it",
     "qwen3.8-27b-nvfp4-2x5090": "the shapes of this model are not known here",
 }
@@ -50,6 +64,8 @@ def model_of(point: dict[str, Any]) -> tuple[Architecture | None, int | None]:
         name, changes = alike[point["model"]]
         config = dict(shipped()[name].config.value or {})
         return read({**config, **changes}), shipped()[name].parameters.value
+    if point["model"] == "google/gemma-3-4b-it":
+        return read(GEMMA), GEMMA_PARAMETERS
     arch = point.get("arch")
     return (read(arch), arch.get("total_params")) if arch else (None, None)
 

@@ -55,6 +55,24 @@ def test_every_head_has_keys_where_nothing_else_is_said() -> None:
     assert found[0].key_values == 8
 
 
+def test_what_a_family_leaves_out_is_its_default_or_unknown() -> None:
+    sparse = {
+        "model_type": "gemma3_text",
+        "hidden_size": 2560,
+        "num_hidden_layers": 34,
+        "sliding_window": 1024,
+    }
+    found = read(sparse)
+    assert not isinstance(found.layers, Unclear)
+    assert [(one.kind, one.count, one.key_values, one.width) for one in found.layers] == [
+        (LayerKind.FULL, 5, 4, 512),
+        (LayerKind.SLIDING, 29, 4, 512),
+    ]
+    assert (found.vocabulary, found.context, found.tied) == (262208, 131072, True)
+    plain = {key: value for key, value in BASE.items() if key != "num_key_value_heads"}
+    assert isinstance(read({**plain, "model_type": "mistral"}).layers, Unclear)
+
+
 def test_a_window_counts_only_when_it_is_used_and_shorter_than_the_context() -> None:
     assert layers(sliding_window=512)[0].kind is LayerKind.SLIDING
     assert layers(sliding_window=512, use_sliding_window=False)[0].kind is LayerKind.FULL
