@@ -63,6 +63,11 @@ def warn(line: str) -> None:
     _write(sys.stderr, f"{paint('warning:', 'yellow')} {scrub(line)}")
 
 
+def say(line: str) -> None:
+    """A line of an answer that has no end, on standard output."""
+    _write(sys.stdout, scrub(line))
+
+
 def confirm(question: str, option: str = "--yes") -> bool:
     """Ask a yes-or-no question; `--yes` answers it.
 

@@ -2,21 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gpufleet.cli import pool_history, wiring
+from gpufleet.cli import pool_history, pool_life, pool_members, wiring
 from gpufleet.cli.console import Answer, confirm, finish, note, table
+from gpufleet.cli.pool_options import (
+    Algorithm,
+    Canary,
+    CanaryTraffic,
+    Check,
+    Commands,
+    DryRun,
+    EngineArg,
+    File,
+    Gpus,
+    Hosts,
+    Image,
+    MaxUnavailable,
+    Mig,
+    Model,
+    Name,
+    Observe,
+    OptionalName,
+    Replicas,
+    Strategy,
+)
 from gpufleet.cli.settings import current
-from gpufleet.errors import ExitCode, Interrupted, UsageError
+from gpufleet.errors import Interrupted, UsageError
 
 if TYPE_CHECKING:
     from gpufleet.deploy.flow import Prepared
     from gpufleet.deploy.tools import Tools
-    from gpufleet.pools.model import Pool
     from gpufleet.pools.store import PoolStore
 
 app = typer.Typer(
@@ -28,40 +47,8 @@ app = typer.Typer(
 
 pool_history.register(app)
 
-Name = Annotated[str, typer.Argument(metavar="NAME", help="The pool.")]
-OptionalName = Annotated[str, typer.Argument(metavar="[NAME]", help="The pool; a file may say it instead.")]
-File = Annotated[Path | None, typer.Option("--file", "-f", metavar="POOL.YAML", help="A pool definition.")]
-Model = Annotated[str, typer.Option(metavar="NAME|PATH", help="What the engine loads.")]
-Hosts = Annotated[list[str] | None, typer.Option(metavar="SELECTOR", help="Where; may be repeated.")]
-Replicas = Annotated[int | None, typer.Option(metavar="N", help="How many.")]
-Algorithm = Annotated[
-    str, typer.Option(metavar="NAME", help="round-robin, least-busy, weighted-static, random.")
-]
-Image = Annotated[str, typer.Option(metavar="IMAGE", help="The engine's image.")]
-EngineArg = Annotated[
-    list[str] | None, typer.Option(metavar="WORD", help="One word for the engine; may be repeated.")
-]
-Gpus = Annotated[int | None, typer.Option(metavar="N", help="GPUs a replica takes.")]
-Mig = Annotated[str, typer.Option(metavar="PROFILE", help="The MIG slice a replica takes.")]
-Strategy = Annotated[
-    str,
-    typer.Option(metavar="NAME", help="all-at-once, rolling, canary, blue-green: how replicas are replaced."),
-]
-MaxUnavailable = Annotated[
-    str, typer.Option(metavar="N|N%", help="Replicas that may be down at once while they are replaced.")
-]
-Canary = Annotated[str, typer.Option(metavar="N|N%", help="New replicas that are watched before the others.")]
-CanaryTraffic = Annotated[
-    int | None, typer.Option(metavar="PERCENT", help="Share of requests that the canaries get.")
-]
-Observe = Annotated[float | None, typer.Option(metavar="SECONDS", help="How long new replicas are watched.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Show the plan and change nothing.")]
-Check = Annotated[bool, typer.Option("--check", help="Exit with 3 if anything would change.")]
 Save = Annotated[
     Path | None, typer.Option(metavar="PLAN.JSON", help="Keep the plan for `pool deploy --plan`.")
-]
-Commands = Annotated[
-    bool, typer.Option("--commands", help="Show every command as it would be sent, secrets masked.")
 ]
 IgnoreMemory = Annotated[
     bool, typer.Option("--ignore-memory", help="Go on although the model does not fit by the memory verdict.")
@@ -225,86 +212,6 @@ def show(name: Name) -> None:
     raise finish(Answer(command="pool show", fields={**fields, "members": members}, text="\n".join(lines)))
 
 
-@app.command(name="set")
-def set_pool(
-    name: Name,
-    algorithm: Algorithm = "",
-    weight: Annotated[
-        list[str] | None, typer.Option(metavar="HOST/N=WEIGHT", help="Share of a replica; may be repeated.")
-    ] = None,
-) -> None:
-    """Change the algorithm or the weights of a pool that is served; hosts are not touched."""
-    from dataclasses import replace
-
-    from gpufleet.cli import pool_wishes as wishes
-    from gpufleet.pools import membership
-    from gpufleet.pools.model import ALGORITHMS
-
-    if algorithm and algorithm not in ALGORITHMS:
-        raise UsageError(f"there is no algorithm `{algorithm}`", hints=(f"one of: {', '.join(ALGORITHMS)}",))
-    if not algorithm and not weight:
-        raise UsageError("nothing to set", hints=("give `--algorithm NAME` or `--weight HOST/N=WEIGHT`",))
-    weights = wishes.weights_of(weight or ())
-
-    def alter(pool: Pool) -> Pool:
-        return membership.set_weights(replace(pool, algorithm=algorithm or pool.algorithm), weights)
-
-    raise finish(_republished("pool set", name, alter, tuple(weights)))
-
-
-@app.command()
-def drain(name: Name, replicas: Annotated[list[str], typer.Argument(metavar="HOST/N...")]) -> None:
-    """Send nothing new to replicas; what they are at is finished."""
-    raise finish(_with_state("pool drain", name, replicas, "draining"))
-
-
-@app.command()
-def undrain(name: Name, replicas: Annotated[list[str], typer.Argument(metavar="HOST/N...")]) -> None:
-    """Send requests to drained replicas again."""
-    raise finish(_with_state("pool undrain", name, replicas, "active"))
-
-
-@app.command()
-def delete(name: Name, dry_run: DryRun = False, check: Check = False) -> None:
-    """Take a pool away: its containers as one change, and its routes."""
-    from gpufleet.cli import pool_text
-    from gpufleet.cli import pool_wishes as wishes
-    from gpufleet.deploy.deletion import delete as carry_out
-    from gpufleet.deploy.deletion import prepare_deletion
-    from gpufleet.names import PoolName
-    from gpufleet.pools.load import unknown
-
-    with wiring.fleet_tools(current()) as tools:
-        known = wishes.known_names(tools.inventory, tools.store)
-        if name not in known:
-            raise unknown(name, known)
-        definition = wishes.base(tools.inventory, tools.store, name, None)
-        hosts = wiring.select(tools.inventory, definition.hosts if definition else ())
-        deletion = prepare_deletion(tools, PoolName(name), hosts, command=f"pool delete {name}")
-        lines = [
-            f"pool {name} goes:",
-            *(f"  - {one.replica}  container {one.container.name}" for one in deletion.gone),
-        ]
-        if dry_run or check:
-            outcome, code = ("changes", ExitCode.CHANGES) if check else ("changes", ExitCode.OK)
-            rows = [{"host": one.host, "replica": one.replica, "status": "goes"} for one in deletion.gone]
-            raise finish(
-                Answer(
-                    command="pool delete",
-                    outcome=outcome,
-                    exit=code,
-                    fields={"hosts": rows},
-                    text="\n".join(lines),
-                )
-            )
-        for line in lines:
-            note(line)
-        if not confirm(f"Delete pool {name} and its {len(deletion.gone)} replica(s)?"):
-            raise Interrupted("not confirmed; nothing was changed")
-        done = carry_out(tools, deletion)
-    raise finish(pool_text.done_answer("pool delete", name, done))
-
-
 def _store() -> PoolStore:
     from gpufleet.clock import SystemClock
     from gpufleet.pools.store import PoolStore
@@ -340,40 +247,5 @@ def _ask(prepared: Prepared) -> None:
         raise Interrupted("not confirmed; nothing was changed")
 
 
-def _with_state(command: str, name: str, replicas: list[str], word: str) -> Answer:
-    from gpufleet.names import ReplicaId
-    from gpufleet.pools import membership
-    from gpufleet.pools.model import MemberState
-
-    chosen = [ReplicaId(replica) for replica in replicas]
-    return _republished(
-        command, name, lambda pool: membership.set_state(pool, chosen, MemberState(word)), tuple(chosen)
-    )
-
-
-def _republished(command: str, name: str, alter: Callable[[Pool], Pool], replicas: tuple[str, ...]) -> Answer:
-    """Change a served pool in its record and in the route table."""
-    from gpufleet.cli import pool_wishes as wishes
-    from gpufleet.deploy.commit import republish
-    from gpufleet.names import PoolName
-    from gpufleet.pools.document import NAME
-    from gpufleet.pools.load import unknown
-
-    store = _store()
-    known = store.record(PoolName(name)) if NAME.fullmatch(name) else None
-    if known is None:
-        inventory = wiring.load_inventory(current())
-        if name in wishes.known_names(inventory, store):
-            raise UsageError(f"pool {name} is not deployed", hints=(f"gpufleet pool deploy {name}",))
-        raise unknown(name, tuple(store.names()))
-    present = [endpoint.replica for endpoint in known.endpoints]
-    for replica in replicas:
-        if replica not in present:
-            raise UsageError(f"pool {name} has no replica {replica}", hints=(f"it has {', '.join(present)}",))
-    before = store.routes().generation
-    generation = republish(store, PoolName(name), alter)
-    outcome = "no_change" if generation == before else "committed"
-    fields = {"pool": name, "generation": generation}
-    return Answer(
-        command=command, outcome=outcome, fields=fields, text=f"pool {name}: routes generation {generation}"
-    )
+for _name, _command in (*pool_members.COMMANDS.items(), *pool_life.COMMANDS.items()):
+    app.command(name=_name)(_command)

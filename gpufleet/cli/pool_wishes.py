@@ -79,7 +79,7 @@ def altered(found: Pool | None, changes: Mapping[str, object], name: str = "") -
         parts["strategy"] = _strategy(plain.get("strategy", "all-at-once"), _mapping(changes["strategy"]))
     plain = {**plain, **changes, **parts}
     problems = Problems()
-    pool = to_model(Located.of(plain, "command line"), problems)
+    pool = to_model(Located.of(plain, "command line"), problems, empty=True)
     problems.raise_if_any("the options do not make a pool")
     if pool is None:
         raise AssertionError("a definition without a problem makes a pool")
@@ -130,6 +130,19 @@ def known_names(inventory: Inventory, store: PoolStore) -> tuple[str, ...]:
     """Every pool that is defined, deployed or served."""
     served = {pool.name for pool in store.routes().pools}
     return tuple(sorted({*definitions(inventory), *store.names(), *served}))
+
+
+def limits_of(words: Sequence[str]) -> dict[str, str | None]:
+    """`KEY=VALUE` words; None lifts a limit."""
+    found: dict[str, str | None] = {}
+    for word in words:
+        key, equals, value = word.partition("=")
+        if not equals or key not in {"memory", "cpus", "shm"}:
+            raise UsageError(
+                f"`--limit {word}` is not memory=, cpus= or shm=", hints=("for example --limit memory=64g",)
+            )
+        found[key] = value or None
+    return found
 
 
 def weights_of(words: Sequence[str]) -> dict[ReplicaId, int]:

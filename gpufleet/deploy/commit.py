@@ -6,6 +6,7 @@ So a run that was interrupted while it published is finished by whoever resumes 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import TypeAlias
 
 import msgspec
 
@@ -13,9 +14,9 @@ from gpufleet.change.flow import OnCommit
 from gpufleet.deploy.plan import DeployPlan
 from gpufleet.deploy.replicas import Present, bind_address, url_of
 from gpufleet.engine.model import Engine
-from gpufleet.errors import FleetError, UsageError
+from gpufleet.errors import FleetError, Refused, UsageError
 from gpufleet.inventory.model import Host
-from gpufleet.names import HostName, PoolName, RunId
+from gpufleet.names import HostName, PoolName, ReplicaId, RunId
 from gpufleet.pools import document, membership, record
 from gpufleet.pools.model import Endpoint, Pool
 from gpufleet.pools.record import PoolRecord
@@ -46,9 +47,10 @@ def deploy_context(
     engine: Engine,
     key: str,
     boots: Mapping[HostName, str],
+    orphans: Sequence[record.EndpointRecord],
     by: str = "",
 ) -> dict[str, str]:
-    """The context of a deploy's plan; `boots`: boot ids of the hosts that were looked at."""
+    """The context of a deploy's plan; `boots`: boot ids of the hosts that were looked at, `orphans`: replicas elsewhere."""
     served = {endpoint.host for endpoint in plan.endpoints}
     written = PoolRecord(
         revision=revision,
@@ -59,6 +61,7 @@ def deploy_context(
         spec=plan.spec,
         by=by,
         boots={host: boot for host, boot in sorted(boots.items()) if host in served},
+        orphans=tuple(orphans),
     )
     return {
         "use": DEPLOY,
@@ -72,10 +75,11 @@ def deploy_context(
 
 
 def delete_context(
-    pool: PoolName, gone: Sequence[Present], hosts: Mapping[HostName, Host], engine: Engine
+    pool: PoolName, gone: Sequence[Present], hosts: Mapping[HostName, Host], engine: Engine, *, kept: bool
 ) -> dict[str, str]:
-    """The context of a plan that takes a pool away."""
-    return {"use": DELETE, "pool": pool, "retire": retirees(gone, hosts, engine)}
+    """The context of a plan that takes a pool away; `kept`: its containers run on and need their key."""
+    context = {"use": DELETE, "pool": pool, "retire": retirees(gone, hosts, engine)}
+    return {**context, "kept": "yes"} if kept else context
 
 
 def retirees(gone: Sequence[Present], hosts: Mapping[HostName, Host], engine: Engine) -> str:
@@ -117,7 +121,7 @@ def finish_commit(store: PoolStore) -> OnCommit:
             case "pool-delete":
                 name = context["pool"]
                 store.publish(lambda table: membership.without_pool(table, name))
-                store.forget(PoolName(name))
+                store.forget(PoolName(name), key=not context.get("kept"))
             case "models-stage":
                 pass  # weights on hosts are known by being there
             case "retire":
@@ -126,6 +130,15 @@ def finish_commit(store: PoolStore) -> OnCommit:
                 raise FleetError(f"run {run} was made by something this gpufleet does not know: {other}")
 
     return finish
+
+
+def begin(store: PoolStore, pool: Pool, engine: Engine, *, at: str) -> int:
+    """A pool without members; the generation it is in. Raises Refused when there is one of that name."""
+    with store.alone():
+        if store.record(pool.name) is not None:
+            raise Refused(f"pool {pool.name} is there already", hints=(f"gpufleet pool show {pool.name}",))
+        store.save(pool.name, PoolRecord(revision=0, written_at=at, pool=document.from_model(pool)))
+        return publish(store, pool, (), key=None, health=engine.health_path, metrics=engine.metrics_path)
 
 
 def publish(
@@ -142,19 +155,66 @@ def publish(
     return store.publish(lambda table: membership.with_pool(table, route)).generation
 
 
-def republish(store: PoolStore, name: PoolName, alter: Callable[[Pool], Pool]) -> int:
-    """Change what is said of a deployed pool, hosts untouched; the generation it is in.
+Alter: TypeAlias = Callable[[Pool, tuple[Endpoint, ...]], tuple[Pool, tuple[Endpoint, ...]]]
+"""A change of what is said of a pool: its definition and its endpoints."""
+
+
+def rewrite(store: PoolStore, name: PoolName, alter: Alter, engine: Engine) -> int:
+    """Change what is said of a pool that was created or deployed, hosts untouched; the generation it is in.
 
     Raises:
         UsageError: the pool is not deployed.
     """
-    known = store.record(name)
-    served = next((pool for pool in store.routes().pools if pool.name == name), None)
-    if known is None or served is None or not served.endpoints:
-        raise UsageError(f"pool {name} is not deployed", hints=(f"gpufleet pool deploy {name}",))
-    pool, first = alter(record.pool_of(known)), served.endpoints[0]
-    generation = publish(
-        store, pool, record.endpoints_of(known), key=first.key, health=first.health, metrics=first.metrics
-    )
-    store.save(name, msgspec.structs.replace(known, pool=document.from_model(pool)))
+    with store.alone():
+        known = store.record(name)
+        if known is None:
+            raise UsageError(f"pool {name} is not deployed", hints=(f"gpufleet pool deploy {name}",))
+        pool, endpoints = alter(record.pool_of(known), record.endpoints_of(known))
+        served = next((route.endpoints for route in store.routes().pools if route.name == name), ())
+        own = next((one.key for one in served if one.key and not _is_added(known, one.id)), None)
+        generation = publish(
+            store,
+            pool,
+            endpoints,
+            key=own or _key_of(store, name),
+            health=engine.health_path,
+            metrics=engine.metrics_path,
+        )
+        written = msgspec.structs.replace(
+            known, pool=document.from_model(pool), endpoints=record.endpoint_records(endpoints)
+        )
+        if written != known:
+            store.save(name, written)
     return generation
+
+
+def _is_added(known: PoolRecord, replica: str) -> bool:
+    return any(item.container and item.replica == replica for item in known.endpoints)
+
+
+def _key_of(store: PoolStore, name: PoolName) -> str | None:
+    key = store.key(name)
+    return key.reference if key is not None else None
+
+
+def forget_containers(
+    store: PoolStore, gone: frozenset[str], engine: Engine, *, but: PoolName
+) -> tuple[str, ...]:
+    """Take containers that went away out of every other pool that they were added to; `POOL HOST/N` of each."""
+    told: list[str] = []
+    for name in store.names():
+        known = store.record(name) if name != but else None
+        lost = [item for item in known.endpoints if item.container in gone] if known else []
+        for item in lost:
+            rewrite(store, name, without(ReplicaId(item.replica)), engine)
+            told.append(f"{name} {item.replica}")
+    return tuple(told)
+
+
+def without(replica: ReplicaId) -> Alter:
+    """Take one member out of a pool; its container runs on."""
+
+    def alter(pool: Pool, endpoints: tuple[Endpoint, ...]) -> tuple[Pool, tuple[Endpoint, ...]]:
+        return membership.removed(pool, replica), tuple(one for one in endpoints if one.replica != replica)
+
+    return alter

@@ -10,36 +10,63 @@ from gpufleet.change.model import Plan
 from gpufleet.change.records import journal_file
 from gpufleet.deploy import commit
 from gpufleet.deploy.commands import Dialect
+from gpufleet.deploy.flow import forget_elsewhere
 from gpufleet.deploy.plan import fingerprint
-from gpufleet.deploy.replicas import Present, held_by, replicas_of
+from gpufleet.deploy.replicas import LABEL, Present, held_by, replicas_of
 from gpufleet.deploy.retire import Retired, copy_routes, retire, try_again
 from gpufleet.deploy.steps import stop_step
 from gpufleet.deploy.survey import survey
 from gpufleet.deploy.tools import Done, Tools, former_hosts, recheck, settle_old_runs, warn_of_leases
 from gpufleet.engine.vllm import STOP_TIMEOUT
-from gpufleet.errors import FleetError
+from gpufleet.errors import ErrorRow, FleetError, Refused
 from gpufleet.hosts.model import HostFacts, Known
 from gpufleet.inventory.model import Host
-from gpufleet.names import HostName, PoolName, RunId
+from gpufleet.names import HostName, PoolName, ReplicaId, RunId
+from gpufleet.pools.record import PoolRecord
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deletion:
-    """A pool that is to go."""
+    """A pool that is to go. `lines`: what becomes of each of its members, for people."""
 
     pool: PoolName
     plan: Plan
     gone: tuple[Present, ...]
     facts: Mapping[HostName, HostFacts]
     run: RunId
+    lines: tuple[str, ...]
 
 
-def prepare_deletion(tools: Tools, name: PoolName, hosts: Sequence[Host], *, command: str) -> Deletion:
-    """Look for the pool's replicas on these hosts and on those of its record; plan to stop them all."""
+def prepare_deletion(
+    tools: Tools,
+    name: PoolName,
+    hosts: Sequence[Host],
+    *,
+    command: str,
+    keep: bool = False,
+    force: bool = False,
+) -> Deletion:
+    """Look for the pool's replicas on these hosts and on those of its record; plan to stop them all.
+
+    Args:
+        tools: as ever.
+        name: the pool.
+        hosts: where to look beside the hosts of its record.
+        command: as typed.
+        keep: stop nothing, only take the pool away.
+        force: stop containers that were added too, and forget replicas on hosts that the inventory lost.
+
+    Raises:
+        Refused: a replica runs on a host that the inventory does not have any more.
+    """
     known = tools.store.record(name)
+    if known is not None and not keep and not force:
+        _refuse_lost(tools, name, known)
     everywhere = (*hosts, *former_hosts(tools, known, hosts))
     facts = survey(tools.change.transport, everywhere, clock=tools.change.clock, forks=tools.change.forks)
-    gone = replicas_of(name, facts.values())
+    present = replicas_of(name, facts.values())
+    strangers = _added(known, facts) if known is not None else ()
+    gone = () if keep else (*present, *(strangers if force else ()))
     steps = tuple(
         stop_step(one, Dialect.of(runtime.value), STOP_TIMEOUT, frozenset())
         for one in gone
@@ -50,10 +77,52 @@ def prepare_deletion(tools: Tools, name: PoolName, hosts: Sequence[Host], *, com
         command=command,
         steps=steps,
         fingerprint=fingerprint({step.host: facts[step.host] for step in steps}),
-        context=commit.delete_context(name, gone, tools.inventory.hosts, tools.engine),
+        context=commit.delete_context(
+            name, gone, tools.inventory.hosts, tools.engine, kept=keep and bool(present)
+        ),
     )
-    run = journal_file.new_run_id(tools.change.clock)
-    return Deletion(pool=name, plan=plan, gone=gone, facts=facts, run=run)
+    return Deletion(
+        pool=name,
+        plan=plan,
+        gone=gone,
+        facts=facts,
+        run=journal_file.new_run_id(tools.change.clock),
+        lines=tuple(
+            f"  {'-' if one in gone else '='} {one.replica}  container {one.container.name}"
+            f"{', which gpufleet did not start' if one in strangers else ''}"
+            f"{'' if one in gone else ', runs on'}"
+            for one in (*present, *strangers)
+        ),
+    )
+
+
+def _refuse_lost(tools: Tools, name: PoolName, known: PoolRecord) -> None:
+    """Raises Refused for replicas that nobody could stop: their host left the inventory while they run."""
+    items = (*known.endpoints, *known.orphans)
+    lost = [item for item in items if item.host not in tools.inventory.hosts and not item.container]
+    if lost:
+        raise Refused(
+            f"pool {name} has {len(lost)} replica(s) on hosts that are no longer in the inventory; nothing was changed",
+            rows=tuple(ErrorRow(item.host, f"{item.replica} runs there by the record") for item in lost),
+            hints=(
+                "put the hosts back into the inventory, so that their containers are removed too",
+                f"or forget them: gpufleet pool delete {name} --force",
+            ),
+        )
+
+
+def _added(known: PoolRecord, facts: Mapping[HostName, HostFacts]) -> tuple[Present, ...]:
+    """Containers that were added to the pool and that no pool started; replicas of other pools are not ours to stop."""
+    found: list[Present] = []
+    for item in known.endpoints:
+        host = facts.get(HostName(item.host)) if item.container else None
+        containers = host.containers.value if host and isinstance(host.containers, Known) else ()
+        found += [
+            Present(replica=ReplicaId(item.replica), host=HostName(item.host), container=one)
+            for one in containers
+            if one.id == item.container and not one.labels.get(f"{LABEL}.pool")
+        ]
+    return tuple(found)
 
 
 def delete(tools: Tools, deletion: Deletion) -> Done:
@@ -79,6 +148,7 @@ def delete(tools: Tools, deletion: Deletion) -> Done:
         title=f"remove pool {deletion.pool}",
         again=try_again(run),
     )
+    forget_elsewhere(tools, deletion.pool, deletion.gone)
     warn_of_leases(tools, change)
     copy_routes(tools.store, {one.host for one in deletion.gone}, tools.change, tools.warn)
     return Done(
@@ -108,6 +178,8 @@ def retire_after(tools: Tools, context: Mapping[str, str]) -> Retired:
         tools.warn(f"what is no longer needed was not removed: {error}")
         return Retired()
     settle_old_runs(tools, facts)
+    gone = frozenset(one.container for one in retirees)
+    commit.forget_containers(tools.store, gone, tools.engine, but=PoolName(context.get("pool", "")))
     title = f"retire what pool {context.get('pool', '')} no longer needs"
     again = "run the same command again once the host answers"
     retired = retire(retirees, facts, tools.change, title=title, again=again)

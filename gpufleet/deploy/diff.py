@@ -17,6 +17,12 @@ def lines(plan: DeployPlan) -> tuple[str, ...]:
     shown = [f"pool {pool.name}: {pool.public_name}, {pool.replicas} replica(s), {pool.algorithm}"]
     urls = {endpoint.replica: endpoint.url for endpoint in plan.endpoints}
     shown += [f"  = {one.replica}  stays  {urls[one.replica]}" for one in plan.keep]
+    ours = {*(one.replica for one in plan.keep), *(one.replica for one in plan.start)}
+    shown += [
+        f"  = {one.replica}  stays, added to the pool  {one.url}"
+        for one in plan.endpoints
+        if one.replica not in ours
+    ]
     shown += [
         f"  + {one.replica}  {slot_name(one.placed)}{_links(one.placed)}  {urls[one.replica]}"
         for one in plan.start
@@ -54,7 +60,7 @@ def rows(plan: DeployPlan) -> list[dict[str, object]]:
         {
             "host": endpoint.host,
             "replica": endpoint.replica,
-            "status": status[endpoint.replica],
+            "status": status.get(endpoint.replica, "stays"),
             "gpu": ",".join(endpoint.gpus),
             "slice": endpoint.slice or None,
             "endpoint": endpoint.url,

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from gpufleet.change.flow import Change, run_change
 from gpufleet.change.model import Plan
 from gpufleet.change.records import journal_file
-from gpufleet.deploy import commit
+from gpufleet.deploy import commit, members
 from gpufleet.deploy.arguments import check
 from gpufleet.deploy.catalogue import filled
 from gpufleet.deploy.elsewhere import make_or_look
@@ -45,7 +45,7 @@ from gpufleet.inventory.model import Host
 from gpufleet.inventory.select import select
 from gpufleet.models.load import catalogue
 from gpufleet.models.model import Entry
-from gpufleet.names import HostName, RunId
+from gpufleet.names import HostName, PoolName, RunId
 from gpufleet.pools import membership, record
 from gpufleet.pools.model import Pool
 from gpufleet.redact import Secret
@@ -60,6 +60,7 @@ class Prepared:
         facts: what it rests on.
         key: the engines' key; on disk once the plan is carried out.
         word: opens the hosts that give weights to others, likewise; None when nothing is staged.
+        orphans: replicas by the record on hosts that could not be looked at.
     """
 
     plan: DeployPlan
@@ -69,6 +70,7 @@ class Prepared:
     routes_change: bool
     key: Secret[str]
     word: Secret[str] | None = None
+    orphans: tuple[record.EndpointRecord, ...] = ()
 
     @property
     def changes(self) -> bool:
@@ -101,8 +103,9 @@ def prepare(
     chosen = select(tools.inventory, pool.hosts, where=pool.hosts_at)
     known = tools.store.record(pool.name)
     pool = resolved(tools, _with_members(pool, known))
+    members.refuse_empty(pool)
     key = tools.store.key(pool.name) or tools.store.new_key(pool.name)
-    facts = _seen(tools, chosen, former_hosts(tools, known, chosen))
+    facts = _seen(tools, chosen, former_hosts(tools, known, chosen, pool))
     stands(facts)
     preflight(chosen, facts)
     run = journal_file.new_run_id(tools.change.clock)
@@ -117,6 +120,7 @@ def prepare(
         staging=staging_of(tools, pool, chosen, facts, run),
         image=pin(tools, pool, chosen, facts, pulled),
         served=next((route for route in tools.store.routes().pools if route.name == pool.name), None),
+        added=members.added(pool, facts, tools.inventory.hosts, record.endpoints_of(known) if known else ()),
     )
     plan = make_or_look(tools, wish, chosen, facts)
     plan = _weighed(tools, plan, models, facts, refuses=not ignore_memory)
@@ -130,6 +134,7 @@ def prepare(
         routes_change=_routes_differ(tools, plan, key.reference),
         key=key,
         word=word_of(wish.staging),
+        orphans=orphans_of(known, facts),
     )
 
 
@@ -179,6 +184,7 @@ def carry_out(tools: Tools, prepared: Prepared) -> Done:
         key=prepared.key.reference,
         boots=boots_of(prepared.facts),
         by=tools.change.operator,
+        orphans=prepared.orphans,
     )
     change: Change | None = None
     if plan.bring_up.steps:
@@ -193,6 +199,7 @@ def carry_out(tools: Tools, prepared: Prepared) -> Done:
         title=f"retire what pool {plan.pool.name} no longer needs",
         again=try_again(run),
     )
+    forget_elsewhere(tools, plan.pool.name, plan.gone)
     warn_of_leases(tools, change)
     touched = {*(one.host for one in plan.start), *(one.host for one in plan.gone)}
     copy_routes(tools.store, touched, tools.change, tools.warn)
@@ -204,6 +211,21 @@ def carry_out(tools: Tools, prepared: Prepared) -> Done:
         hosts=rows(plan, change),
         leftovers=retired.leftovers,
     )
+
+
+def forget_elsewhere(tools: Tools, name: PoolName, gone: Sequence[Present]) -> None:
+    """A container that went away serves no pool it was added to."""
+    containers = frozenset(one.container.id for one in gone)
+    for told in commit.forget_containers(tools.store, containers, tools.engine, but=name):
+        tools.warn(f"pool {told} was a container that is gone now; it is taken out of that pool")
+
+
+def orphans_of(
+    known: record.PoolRecord | None, facts: Mapping[HostName, HostFacts]
+) -> tuple[record.EndpointRecord, ...]:
+    """The pool's own replicas on hosts that could not be looked at: nobody stopped them."""
+    items = (*known.endpoints, *known.orphans) if known is not None else ()
+    return tuple(item for item in items if item.host not in facts and not item.container)
 
 
 def boots_of(facts: Mapping[HostName, HostFacts]) -> dict[HostName, str]:
@@ -234,8 +256,8 @@ def _with_members(pool: Pool, known: record.PoolRecord | None) -> Pool:
     if known is None:
         return pool
     former = {member.replica: member for member in record.pool_of(known).members}
-    members = former | {member.replica: member for member in pool.members}
-    return replace(pool, members=tuple(members[name] for name in sorted(members)))
+    kept = former | {member.replica: member for member in pool.members}
+    return replace(pool, members=tuple(kept[name] for name in sorted(kept)))
 
 
 def _next_revision(known: record.PoolRecord | None, present: Sequence[Present]) -> int:

@@ -20,6 +20,8 @@ def numbered(
     heirs: Sequence[Sequence[Present]],
     facts: Mapping[HostName, HostFacts],
     declared: Mapping[HostName, Host],
+    *,
+    reserved: Sequence[ReplicaId] = (),
 ) -> tuple[New, ...]:
     """A number and a port for each new replica: the smallest free ones of its host.
 
@@ -29,10 +31,14 @@ def numbered(
         heirs: for each new replica the old ones whose place it takes; it takes the number of the first too.
         facts: for the free ports.
         declared: for the range of ports.
+        reserved: members that are not started here, whose numbers are not free either.
     """
     numbers: dict[HostName, set[int]] = defaultdict(set)
     for one in keep:
         numbers[one.host].add(one.number)
+    for replica in reserved:
+        host_name, _, number_text = replica.rpartition("/")
+        numbers[HostName(host_name)].add(int(number_text))
     given: set[ReplicaId] = set()
     ports: dict[HostName, list[int]] = {}
     start: list[New] = []

@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from gpufleet.change.model import Plan
+from gpufleet.deploy import members
 from gpufleet.deploy.arguments import check
 from gpufleet.deploy.commands import Dialect
 from gpufleet.deploy.numbers import numbered
@@ -28,7 +29,7 @@ from gpufleet.deploy.placement.api import WHOLE, Demand, Placement, TooFew, plac
 from gpufleet.deploy.placement.gently import gently
 from gpufleet.deploy.placement.handover import in_the_way
 from gpufleet.deploy.placement.slots import HOLDING, Room, Taken, find, free_ports
-from gpufleet.deploy.replicas import LABEL, New, Present, endpoint, endpoint_of, replicas_of
+from gpufleet.deploy.replicas import LABEL, New, Present, endpoint, endpoint_of
 from gpufleet.deploy.rollout import Stage, bring_up, route_of
 from gpufleet.deploy.staging.steps import Staging, with_weights
 from gpufleet.deploy.staging.wish import served_from
@@ -58,6 +59,7 @@ class Wish:
         staging: weights that are brought to the hosts first, or None.
         image: what the image's tag meant when this was asked; None leaves the tag.
         served: the pool's route as it is published now; None when there is none.
+        added: members that run already and are not the pool's own.
     """
 
     pool: Pool
@@ -69,6 +71,7 @@ class Wish:
     staging: Staging | None = None
     image: Pin | None = None
     served: PoolRoute | None = None
+    added: tuple[Endpoint, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,7 +115,7 @@ def make(wish: Wish, hosts: Sequence[Host], facts: Mapping[HostName, HostFacts])
     check(wish.engine, wish.pool)
     declared = {host.name: host for host in hosts}
     usable = {name: facts[name] for name in declared if name in facts}
-    present = replicas_of(wish.pool.name, facts.values())
+    present = members.present(wish.pool, facts.values())
     keep = _kept(wish, present, declared)
     rest = tuple(one for one in present if one not in keep)
     placement, held = _placed(wish, usable, declared, keep=keep, rest=rest)
@@ -122,7 +125,9 @@ def make(wish: Wish, hosts: Sequence[Host], facts: Mapping[HostName, HostFacts])
         for placed, ids in zip(placement, held, strict=True)
     ]
     # Old and new stand in the route table together, so no two may have the same number.
-    start = numbered(placement, (*keep, *rest) if together else keep, heirs, usable, declared)
+    own = (*keep, *rest) if together else keep
+    reserved = members.reserved(wish.pool)
+    start = numbered(placement, own, heirs, usable, declared, reserved=reserved)
     return _assembled(wish, declared, facts, keep=keep, swapped=swaps(start, rest, held), gone=rest)
 
 
@@ -363,6 +368,7 @@ def _endpoints(
     """Where the pool is served once the plan is carried out, in the order of replicas."""
     found = [endpoint_of(one, declared[one.host]) for one in keep]
     found += [endpoint(one, declared[one.host], wish.revision) for one in start]
+    found += wish.added
     return tuple(sorted(found, key=lambda one: one.replica))
 
 

@@ -71,7 +71,7 @@ def load(path: Path) -> tuple[SavedPlan, Pool]:
         ) from error
     saved = document.decode(content, str(path), version=__version__)
     problems = Problems()
-    pool = to_model(Located.of(saved.pool, str(path)), problems)
+    pool = to_model(Located.of(saved.pool, str(path)), problems, empty=True)
     problems.raise_if_any("the saved plan is wrong")
     if pool is None:
         raise DocumentError("the saved plan holds no pool", where=str(path))

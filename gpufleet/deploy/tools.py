@@ -16,6 +16,7 @@ from gpufleet.change.records.document import Resolve
 from gpufleet.clock import SystemClock
 from gpufleet.deploy import gate, traffic, traffic_acts
 from gpufleet.deploy.footing import footing, moved
+from gpufleet.deploy.members import host_of
 from gpufleet.deploy.plan import fingerprint
 from gpufleet.deploy.staging import ask, looks, s3
 from gpufleet.deploy.survey import survey
@@ -47,6 +48,11 @@ class Tools:
     store: PoolStore
     engine: Engine = field(default_factory=Vllm)
     warn: Callable[[str], None] = lambda _line: None
+
+    @property
+    def base(self) -> Path:
+        """Where references of the inventory begin."""
+        return Path(self.inventory.path).parent
 
     @classmethod
     def of(
@@ -117,11 +123,14 @@ def resolved(tools: Tools, pool: Pool) -> Pool:
     return replace(pool, engine=replace(pool.engine, env=environment))
 
 
-def former_hosts(tools: Tools, known: record.PoolRecord | None, chosen: Sequence[Host]) -> tuple[Host, ...]:
-    """Hosts that have replicas by the record and are not chosen now; one that the inventory lost is only told."""
-    if known is None:
-        return ()
-    names = {HostName(endpoint.host) for endpoint in known.endpoints} - {host.name for host in chosen}
+def former_hosts(
+    tools: Tools, known: record.PoolRecord | None, chosen: Sequence[Host], pool: Pool | None = None
+) -> tuple[Host, ...]:
+    """Hosts that have replicas or members and are not chosen now; one that the inventory lost is only told."""
+    items = (*known.endpoints, *known.orphans) if known is not None else ()
+    names = {HostName(item.host) for item in items}
+    names |= {host_of(member.replica) for member in (pool.members if pool else ()) if member.container}
+    names -= {host.name for host in chosen}
     for name in sorted(names - set(tools.inventory.hosts)):
         tools.warn(
             f"{name} has replicas of this pool by its record and is no longer in the inventory: they stay"

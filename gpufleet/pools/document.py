@@ -15,13 +15,12 @@ import msgspec
 from msgspec import Meta
 
 from gpufleet.located import Located, Problems, convert
-from gpufleet.names import PoolName, ReplicaId
+from gpufleet.names import PoolName
+from gpufleet.pools import members_document
 from gpufleet.pools.model import (
     EngineWish,
     GateWish,
     Limits,
-    Member,
-    MemberState,
     Pool,
 )
 from gpufleet.pools.slice_document import SliceDocument, check_slice, slice_document, slice_wish
@@ -40,7 +39,6 @@ Scalar = str | int | float
 Algorithm = Literal["round-robin", "least-busy", "weighted-static", "random"]
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,47}")
-REPLICA = re.compile(r"\S+/\d{1,4}")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _REFERENCE = re.compile(r"\$\{(?:env|file|cmd):[^}]+\}")
 _SECRET_NAME = re.compile(r"(?i)(?:token|secret|password|passwd|api_?key)$")
@@ -88,13 +86,6 @@ class LimitsDocument(_Shape, frozen=True, kw_only=True):
     memlock: Literal["unlimited", "inherit"] = "unlimited"
 
 
-class MemberDocument(_Shape, frozen=True, kw_only=True):
-    """What an operator set for one replica."""
-
-    weight: Annotated[int, Meta(ge=0, le=1000)] = 1
-    state: Literal["active", "draining"] = "active"
-
-
 class PoolDocument(_Shape, frozen=True, kw_only=True):
     """One pool definition."""
 
@@ -102,7 +93,7 @@ class PoolDocument(_Shape, frozen=True, kw_only=True):
     model: Text
     served_name: str = ""
     algorithm: Algorithm = "round-robin"
-    replicas: Annotated[int, Meta(ge=1, le=1000)] = 1
+    replicas: Annotated[int, Meta(ge=0, le=1000)] = 1
     hosts: Text | list[Text] = "all"
     slice: SliceDocument = SliceDocument()
     engine: EngineDocument = EngineDocument()
@@ -112,17 +103,18 @@ class PoolDocument(_Shape, frozen=True, kw_only=True):
     gate: GateDocument = GateDocument()
     limits: LimitsDocument = LimitsDocument()
     kv_offload: Annotated[float, Meta(gt=0, le=16_384)] | None = None
-    members: dict[str, MemberDocument] = {}
+    members: dict[str, members_document.MemberDocument] = {}
     owner: str = ""
 
 
-def to_model(source: Located, problems: Problems, name: str = "") -> Pool | None:
+def to_model(source: Located, problems: Problems, name: str = "", *, empty: bool = False) -> Pool | None:
     """The pool that `source` describes; every mistake goes to `problems`, with its line.
 
     Args:
         source: the definition as it was read.
         problems: where complaints go.
         name: the key under `pools:`, or the name asked for; `pool:` must then say the same or nothing.
+        empty: a pool that asks for no replica is one too; a person's definition must ask for some, or name members.
     """
     before = len(problems.rows)
     _check_text(source, problems)
@@ -135,11 +127,9 @@ def to_model(source: Located, problems: Problems, name: str = "") -> Pool | None
     check_slice(source.at("slice"), document.slice, problems)
     _check_environment(source, document, problems)
     _check_limits(source, document, problems)
-    for replica in document.members:
-        if not REPLICA.fullmatch(replica):
-            problems.add(
-                source.at("members", replica), f"`{replica}` is no replica", "write HOST/N: gpu-01/0"
-            )
+    members_document.check(source, document.members, problems)
+    if not document.replicas and not empty and not members_document.others(document.members):
+        problems.add(source.at("replicas"), "`replicas`: expected a whole number >= 1")
     if len(problems.rows) > before:
         return None
     return _with_places(_built(document, name), source)
@@ -190,10 +180,7 @@ def from_model(pool: Pool) -> dict[str, Any]:
             memlock="inherit" if pool.limits.memlock == "inherit" else "unlimited",
         ),
         kv_offload=pool.kv_offload,
-        members={
-            member.replica: MemberDocument(weight=member.weight, state=member.state.value)
-            for member in pool.members
-        },
+        members=members_document.from_model(pool.members),
         owner=pool.owner,
     )
     plain: dict[str, Any] = msgspec.to_builtins(document)
@@ -246,10 +233,7 @@ def _built(document: PoolDocument, name: str) -> Pool:
         kv_offload=document.kv_offload,
         strategy=strategy_of(document.strategy),
         placement=document.placement,
-        members=tuple(
-            Member(replica=ReplicaId(replica), weight=member.weight, state=MemberState(member.state))
-            for replica, member in document.members.items()
-        ),
+        members=members_document.to_model(document.members),
         owner=document.owner,
     )
 

@@ -66,6 +66,16 @@ def named(inventory: Inventory, name: str) -> Pool | None:
     return definitions(inventory).get(PoolName(name))
 
 
+def place_of(inventory: Inventory, name: str) -> Path | None:
+    """The file in which a pool is defined; None when nobody wrote one."""
+    problems = Problems()
+    for source, key in _sources(inventory, problems):
+        pool = to_model(source, problems, key)
+        if pool is not None and pool.name == name and source.file:
+            return Path(source.file)
+    return None
+
+
 def unknown(name: str, known: tuple[str, ...]) -> UsageError:
     """There is no such pool; the nearest name is the hint."""
     close = did_you_mean(name, known)

@@ -22,6 +22,21 @@ def set_state(pool: Pool, replicas: Sequence[ReplicaId], state: MemberState) -> 
     return _with(pool, {replica: replace(member(pool, replica), state=state) for replica in replicas})
 
 
+def added(pool: Pool, one: Member, *, own: bool) -> Pool:
+    """The same pool with a container that runs already; `own`: it was removed, and is a replica of the pool again."""
+    more = replace(pool, replicas=pool.replicas + 1) if own else pool
+    return _with(more, {one.replica: one})
+
+
+def removed(pool: Pool, replica: ReplicaId) -> Pool:
+    """The same pool without a member that runs on: its own one is left alone from now on and not replaced."""
+    known = member(pool, replica)
+    if known.container:
+        return replace(pool, members=tuple(one for one in pool.members if one.replica != replica))
+    fewer = replace(pool, replicas=max(0, pool.replicas - 1))
+    return _with(fewer, {replica: replace(known, state=MemberState.REMOVED)})
+
+
 def member(pool: Pool, replica: ReplicaId) -> Member:
     """What was set for a replica; the defaults when nothing was."""
     for known in pool.members:
@@ -41,7 +56,9 @@ def route(
     pool: Pool, endpoints: Sequence[Endpoint], *, key: str | None, health: str, metrics: str
 ) -> PoolRoute:
     """What the data plane is told of a pool."""
-    ordered = sorted(endpoints, key=lambda endpoint: endpoint.replica)
+    left = {known.replica for known in pool.members if known.state is MemberState.REMOVED}
+    kept = (endpoint for endpoint in endpoints if endpoint.replica not in left)
+    ordered = sorted(kept, key=lambda endpoint: endpoint.replica)
     return PoolRoute(
         name=pool.name,
         algorithm=pool.algorithm,
@@ -52,7 +69,7 @@ def route(
                 url=endpoint.url,
                 weight=member(pool, endpoint.replica).weight,
                 state=member(pool, endpoint.replica).state.value,
-                key=key,
+                key=key if endpoint.key is None else endpoint.key or None,
                 health=health,
                 metrics=metrics,
             )

@@ -14,10 +14,11 @@ PLACEMENTS = ("best-fit", "spread")
 
 
 class MemberState(Enum):
-    """ACTIVE takes requests; DRAINING finishes what it has and gets nothing new."""
+    """ACTIVE takes requests; DRAINING finishes what it has and gets nothing new; REMOVED runs on outside the pool."""
 
     ACTIVE = "active"
     DRAINING = "draining"
+    REMOVED = "removed"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,11 +119,20 @@ STRATEGIES = ("all-at-once", "rolling", "canary", "blue-green")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Member:
-    """Weight and state that an operator set for one replica."""
+    """What an operator set for one replica.
+
+    Attributes:
+        container: name of a running container that was added and is not the pool's own; empty for its own.
+        port: published port of such a container.
+        key: reference to the key that it asks for, empty when it asks for none; None means the pool's key.
+    """
 
     replica: ReplicaId
     weight: int = 1
     state: MemberState = MemberState.ACTIVE
+    container: str = ""
+    port: int = 0
+    key: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,7 +208,7 @@ class Pool:
 class Endpoint:
     """A replica that is up: where it is, and what it runs on.
 
-    `container`: full id of one that gpufleet did not start, and cannot know by its labels.
+    `container`: full id of one that was added, and is not known by the pool's labels; `key`: as in `Member`.
     """
 
     replica: ReplicaId
@@ -208,3 +218,4 @@ class Endpoint:
     slice: str = ""
     revision: str = ""
     container: str = ""
+    key: str | None = None

@@ -26,6 +26,7 @@ class EndpointRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     slice: str = ""
     revision: str = ""
     container: str = ""
+    key: str | None = None
 
 
 class PoolRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -37,6 +38,7 @@ class PoolRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         spec: hash that the containers of this revision carry.
         boots: boot id of each host when it was planned; an unknown one is left out.
         by: who deployed it.
+        orphans: replicas on hosts that could not be looked at: they run on, and are not served.
     """
 
     version: int = 1
@@ -48,6 +50,7 @@ class PoolRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     spec: str = ""
     boots: dict[str, str] = {}
     by: str = ""
+    orphans: tuple[EndpointRecord, ...] = ()
 
 
 def encode(record: PoolRecord) -> bytes:
@@ -70,7 +73,7 @@ def pool_of(record: PoolRecord, file: str = "") -> Pool:
         DocumentError: the record was edited by hand and is wrong.
     """
     problems = Problems()
-    pool = document.to_model(Located.of(record.pool, file), problems)
+    pool = document.to_model(Located.of(record.pool, file), problems, empty=True)
     problems.raise_if_any("the record of the pool is wrong")
     if pool is None:
         raise AssertionError("a definition without a problem makes a pool")
@@ -88,6 +91,7 @@ def endpoints_of(record: PoolRecord) -> tuple[Endpoint, ...]:
             slice=item.slice,
             revision=item.revision,
             container=item.container,
+            key=item.key,
         )
         for item in record.endpoints
     )
@@ -104,6 +108,7 @@ def endpoint_records(endpoints: Sequence[Endpoint]) -> tuple[EndpointRecord, ...
             slice=item.slice,
             revision=item.revision,
             container=item.container,
+            key=item.key,
         )
         for item in endpoints
     )

@@ -141,11 +141,11 @@ class PoolStore:
         names = [path.stem for path in folder.glob("*.json")] if folder.is_dir() else []
         return [int(word) for word in names if word.isdigit()]
 
-    def forget(self, name: PoolName) -> None:
-        """Drop the record, its revisions and the engine key."""
+    def forget(self, name: PoolName, *, key: bool = True) -> None:
+        """Drop the record, its revisions, and the engine key unless containers that run on ask for it."""
         for number in self._revision_numbers(name):
             self._revision_path(name, number).unlink(missing_ok=True)
-        for path in (self.record_path(name), self.key_path(name)):
+        for path in (self.record_path(name), *((self.key_path(name),) if key else ())):
             path.unlink(missing_ok=True)
 
     def key_path(self, name: PoolName) -> Path:
@@ -179,6 +179,12 @@ class PoolStore:
                     f"another command made the key of pool {name} since the plan was made; nothing was changed",
                     hints=("run the command again: it plans anew",),
                 )
+
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        """Nobody else on this machine changes what is said of pools meanwhile."""
+        with self._lock("pools.lock"):
+            yield
 
     @contextlib.contextmanager
     def _lock(self, name: str) -> Iterator[None]:

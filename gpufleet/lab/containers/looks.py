@@ -141,8 +141,14 @@ def _images(invocation: Invocation) -> int:
 
 def _logs(invocation: Invocation) -> int:
     words = invocation.read("t timestamps", "n tail since")
-    text = invocation.engine.logs(invocation.engine.find(words.operands[0]))
-    lines = text.splitlines(keepends=True)
+    stamped = invocation.engine.stamped_logs(invocation.engine.find(words.operands[0]))
+    since = words.last("since")
+    if since and not since[:4].isdigit():
+        raise Unsupported(f"{invocation.engine.kind} logs --since {since}")
+    if {"t", "timestamps"} & words.flags:
+        lines = [f"{at} {line}" for at, line in stamped if at >= since]
+    else:
+        lines = [line for at, line in stamped if at >= since]
     count = words.last("tail") or words.last("n") or "all"
     if count != "all":
         lines = lines[len(lines) - int(count) :] if int(count) < len(lines) else lines

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from datetime import timedelta
 from hashlib import sha256
 
 from gpufleet.lab.containers.checks import check_devices, check_ports, check_program
@@ -56,6 +57,7 @@ class ContainerEngine:
         """Whether processes in containers ignore SIGTERM."""
         self.images: dict[str, Image] = {}
         self.containers: dict[str, Container] = {}
+        self._stamps: dict[str, list[str]] = {}
         self.launch_words: dict[str, str] = {}
         """Variables that every engine of this host gets on top, for faults of engines."""
         host.on_boot.append(self.boot)
@@ -274,6 +276,17 @@ class ContainerEngine:
     def logs(self, container: Container) -> str:
         """What its process printed."""
         return self.engines.logs(container.id)
+
+    def stamped_logs(self, container: Container) -> list[tuple[str, str]]:
+        """Each line with the time at which the daemon had it: here, when somebody first looked."""
+        lines = self.logs(container).splitlines(keepends=True)
+        stamps = self._stamps.setdefault(container.id, [])
+        if len(lines) < len(stamps):  # it was launched anew
+            stamps.clear()
+        now = self.host.clock.now()
+        for number in range(len(stamps), len(lines)):
+            stamps.append(f"{now + timedelta(microseconds=number):%Y-%m-%dT%H:%M:%S.%f}000Z")
+        return list(zip(stamps, lines, strict=True))
 
     # -- power ---------------------------------------------------------------------------------------------------
 

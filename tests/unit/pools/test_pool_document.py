@@ -146,7 +146,7 @@ def test_a_mistake_names_its_line(tmp_path, text, line, message):
 
 
 def test_all_mistakes_are_told_at_once(tmp_path):
-    path = write(tmp_path, "pool: chat\nmodel: m\nreplicas: -1\nalgorithm: no\ntypo: 1\n")
+    path = write(tmp_path, "pool: chat\nmodel: m\nreplicas: 0\nalgorithm: no\ntypo: 1\n")
     with pytest.raises(DocumentError) as caught:
         from_file(path)
     assert {row.where for row in caught.value.rows} == {f"{path}:{line}" for line in (3, 4, 5)}
