@@ -10,6 +10,7 @@ RollbackIncomplete, InDoubt, LeaseHeld, HostUnreachable, PreflightFailed. The er
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -21,7 +22,7 @@ from gpufleet.change.acts import Hands
 from gpufleet.change.apply import Interpreter, Outcome
 from gpufleet.change.events import Begun, Ending, Goal, Observer, Reopened, harmless, silent
 from gpufleet.change.here import HereActs
-from gpufleet.change.leases.lease import HEARTBEAT, Holder
+from gpufleet.change.leases.lease import HEARTBEAT, KEPT_RUNS, Holder
 from gpufleet.change.leases.lease_keeper import Audit, LeaseKeeper, show
 from gpufleet.change.machine import IllegalEvent, State, evolve, opened
 from gpufleet.change.model import Plan, Predicates
@@ -34,7 +35,7 @@ from gpufleet.change.records.mirror import Mirror
 from gpufleet.change.rows import HostRow, host_rows
 from gpufleet.change.table import Phase, RunPhase
 from gpufleet.clock import Clock
-from gpufleet.errors import FleetError, InDoubt, Refused, RollbackIncomplete, RolledBack
+from gpufleet.errors import FleetError, InDoubt, LeaseHeld, Refused, RollbackIncomplete, RolledBack
 from gpufleet.names import HostName, RunId
 from gpufleet.remote.transport import Transport
 
@@ -50,6 +51,8 @@ class Tools:
         operator: `user@machine pid N`, for leases and journals.
         forks: acts in flight at once.
         acts: what steps on this machine may name (`change.here`).
+        lock_wait: seconds to try again for while others hold a lease.
+        waits: told each time that one does.
     """
 
     transport: Transport
@@ -61,6 +64,8 @@ class Tools:
     forks: int = 32
     heartbeat: float = HEARTBEAT
     acts: HereActs = field(default_factory=dict)
+    lock_wait: float = 0.0
+    waits: Callable[[LeaseHeld], None] = lambda _held: None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +109,7 @@ def run_change(
         try:
             keeper = _keeper(tools, reach, run, seat, plan)
             try:
-                keeper.take(plan.hosts, file.records[0])
+                _patiently(tools, lambda: keeper.take(plan.hosts, file.records[0]))
                 _check_again(recheck, keeper)
             except BaseException:
                 file.discard()
@@ -112,6 +117,24 @@ def run_change(
             return _drive(state, _Site(tools, file, reach, keeper, Mirror(plan), on_commit))
         finally:
             reach.close()
+
+
+ASK_AGAIN = 5.0
+"""Seconds between two tries for leases that others hold."""
+
+
+def _patiently(tools: Tools, take: Callable[[], None]) -> None:
+    """Try until it works or the patience ends. A try that failed holds nothing, so two who wait cannot block each other."""
+    end = tools.clock.monotonic() + tools.lock_wait
+    while True:
+        try:
+            return take()
+        except LeaseHeld as held:
+            left = end - tools.clock.monotonic()
+            if left <= 0:
+                raise
+            tools.waits(held)
+            tools.clock.sleep(min(ASK_AGAIN, left))
 
 
 def _check_again(recheck: Callable[[], None] | None, keeper: LeaseKeeper) -> None:
@@ -147,7 +170,8 @@ def take_up(run: RunId, tools: Tools, goal: Goal, *, resolve: Resolve, on_commit
                 state = evolve(before, reopened)
             except IllegalEvent as error:
                 raise Refused(str(error), where=f"run {run}") from error
-            keeper.take(head.hosts, file.records[0], again=tuple(file.records))
+            again = tuple(file.records)
+            _patiently(tools, lambda: keeper.take(head.hosts, file.records[0], again=again))
             mirror = Mirror(head.plan)
             mirror.add(file.append(body_of(reopened)))
             unseen = _missing(head, state, keeper)
@@ -245,6 +269,8 @@ def _drive(state: State, site: _Site) -> Change:
         # The leases stay: until they expire, and then as an open run, they keep others off these hosts.
         raise _in_doubt(keeper.run, outcome)
     final = outcome.ending in {Ending.COMMITTED, Ending.UNDONE}
+    with contextlib.suppress(OSError):  # what could not be removed is removed after the next run
+        journal_file.prune(tools.state_dir, KEPT_RUNS)
     unreleased = keeper.release(ending=outcome.ending.value if final else "", rest=mirror.rest)
     return _answer(keeper.run, outcome, unreleased, site.goal)
 

@@ -136,6 +136,7 @@ def _take_up(word: str, goal: Goal, sources: list[str], *, stop: ExitCode | None
     from gpufleet.change.flow import take_up
     from gpufleet.change.records import journal_file
     from gpufleet.cli import change_text
+    from gpufleet.deploy.audit import Line, audited
     from gpufleet.deploy.commit import finish_commit
     from gpufleet.deploy.deletion import retire_after
     from gpufleet.deploy.tools import resolver
@@ -157,7 +158,10 @@ def _take_up(word: str, goal: Goal, sources: list[str], *, stop: ExitCode | None
                     text=change_text.details_text(fields),
                 )
             )
-        change = take_up(run, tools.change, goal, resolve=resolve, on_commit=finish_commit(tools.store))
+        with audited(tools, Line(command=f"{command} {run}", pool="", run=run)) as line:
+            change = take_up(run, tools.change, goal, resolve=resolve, on_commit=finish_commit(tools.store))
+            line.result, line.pool = change.ending.value, change.context.get("pool", "")
+            line.hosts = tuple(row.host for row in change.rows)
         leftovers: tuple[ErrorRow, ...] = ()
         if change.ending is Ending.COMMITTED:
             leftovers = retire_after(tools, change.context).leftovers

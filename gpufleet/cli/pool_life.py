@@ -51,14 +51,16 @@ def create(  # options, given by name
     from dataclasses import replace
 
     from gpufleet.cli import pool_wishes as wishes
+    from gpufleet.deploy.audit import Line, audited
     from gpufleet.deploy.commit import begin
 
     changes = wishes.changes_of(model, hosts, None, algorithm, image, engine_arg, gpus, mig)
     with wiring.fleet_tools(current()) as tools:
         pool = replace(wishes.wanted(tools.inventory, tools.store, name, file, changes), replicas=0)
-        generation = begin(
-            tools.store, pool, tools.engine, at=tools.change.clock.now().isoformat(timespec="seconds")
-        )
+        with audited(tools, Line(command=f"pool create {pool.name}", pool=pool.name)):
+            generation = begin(
+                tools.store, pool, tools.engine, at=tools.change.clock.now().isoformat(timespec="seconds")
+            )
     fields = {"pool": pool.name, "generation": generation, "hosts": []}
     text = (
         f"pool {pool.name}: created without members, routes generation {generation}\n"

@@ -98,6 +98,7 @@ def add(  # options, given by name
     It must answer to the pool's model name at its published port. It is not touched, and no deploy ever stops it.
     """
     from gpufleet.deploy.adoption import Join, join
+    from gpufleet.deploy.audit import Line, audited
     from gpufleet.deploy.members import host_of
     from gpufleet.deploy.retire import copy_routes
     from gpufleet.names import PoolName
@@ -105,7 +106,9 @@ def add(  # options, given by name
     wish = Join(word=word, of=of, key=key, port=port, weight=weight)
     with wiring.fleet_tools(current()) as tools:
         _check_known(tools.inventory, tools.store, name)
-        replica, generation = join(tools, PoolName(name), wish)
+        with audited(tools, Line(command=f"pool add {name} {word}", pool=name)) as line:
+            replica, generation = join(tools, PoolName(name), wish)
+            line.hosts = (host_of(replica),)
         _into_file(tools.inventory, tools.store, name)
         copy_routes(tools.store, [host_of(replica)], tools.change, tools.warn)
     fields = {"pool": name, "replica": replica, "generation": generation}
@@ -122,6 +125,7 @@ def add(  # options, given by name
 def remove(name: Name, replicas: Members) -> None:
     """Take members out of a pool; their containers run on and are not replaced."""
     from gpufleet.deploy.adoption import leave
+    from gpufleet.deploy.audit import Line, audited
     from gpufleet.deploy.members import host_of
     from gpufleet.deploy.retire import copy_routes
     from gpufleet.names import PoolName, ReplicaId
@@ -130,7 +134,10 @@ def remove(name: Name, replicas: Members) -> None:
     with wiring.fleet_tools(current()) as tools:
         _check_known(tools.inventory, tools.store, name)
         _check_replicas(tools.store, name, chosen)
-        generation = leave(tools, PoolName(name), chosen)
+        words = " ".join(chosen)
+        with audited(tools, Line(command=f"pool remove {name} {words}", pool=name)) as line:
+            generation = leave(tools, PoolName(name), chosen)
+            line.hosts = tuple({host_of(replica) for replica in chosen} & tools.inventory.hosts.keys())
         _into_file(tools.inventory, tools.store, name)
         hosts = {host_of(replica) for replica in chosen} & tools.inventory.hosts.keys()
         copy_routes(tools.store, hosts, tools.change, tools.warn)
@@ -246,7 +253,9 @@ def _said(
     into_file: bool = False,
 ) -> Answer:
     """Change what is said of a pool: in its definition, in its record and in the route table."""
+    from gpufleet.cli.progress import operator
     from gpufleet.clock import SystemClock
+    from gpufleet.deploy.audit import Line, append
     from gpufleet.deploy.commit import rewrite
     from gpufleet.engine.vllm import Vllm
     from gpufleet.names import PoolName
@@ -265,6 +274,9 @@ def _said(
         generation = rewrite(store, PoolName(name), lambda pool, ends: (_valid(alter(pool)), ends), Vllm())
         written |= store.record(PoolName(name)) != record_before
     outcome = "committed" if written or generation != before else "no_change"
+    if outcome == "committed":
+        line = Line(command=" ".join((command, name, *replicas)), pool=name)
+        append(current().state_dir, SystemClock(), operator(), line, warn)
     text = (
         f"pool {name}: routes generation {generation}"
         if deployed

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from gpufleet.change.events import Told
     from gpufleet.change.model import Step
     from gpufleet.clock import Clock
+    from gpufleet.errors import LeaseHeld
     from gpufleet.names import StepId
 
 FEW = 12
@@ -102,6 +103,12 @@ class Narrator:
         rest = sum(count for _kind, count in kinds[SHOWN:])
         parts += [f"{rest} wait otherwise"] if rest else []
         note(f"{minutes}:{seconds:02}  {', '.join(parts)}")
+
+
+def waits(held: LeaseHeld) -> None:
+    """Somebody else holds a lease, and we wait for it."""
+    for row in held.rows:
+        note(f"waiting: {row.where}: {row.message}")
 
 
 def tell(step: Step | None, event: Told) -> None:

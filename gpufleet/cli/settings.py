@@ -19,6 +19,7 @@ VALUED = {
     "-o": "output",
     "--forks": "forks",
     "--state-dir": "state_dir",
+    "--lock-wait": "lock_wait",
 }
 FLAGS = {
     "--no-input": "no_input",
@@ -38,6 +39,7 @@ class Settings:
     Attributes:
         inventory: the file that was named, or None: then `./inventory.yaml`.
         forks: hosts worked on at once.
+        lock_wait: seconds to wait for leases that others hold.
         state_dir: journals, routes, tokens, keys; created by whoever writes there first.
         proxies: admin addresses of the proxies that are asked what is in flight before a replica is stopped.
     """
@@ -48,6 +50,7 @@ class Settings:
     yes: bool = False
     forks: int = 32
     state_dir: Path = Path()
+    lock_wait: float = 0.0
     quiet: bool = False
     verbose: bool = False
     proxies: tuple[str, ...] = ("127.0.0.1:8081",)
@@ -141,6 +144,10 @@ def _settings(found: dict[str, object]) -> Settings:
         state_dir=expanded(str(found["state_dir"])) if "state_dir" in found else default_state_dir(),
         proxies=_proxies(),
     )
+    wait = str(found.get("lock_wait", "0"))
+    if not wait.isdigit() or int(wait) > 86_400:
+        raise UsageError(f"option `--lock-wait` takes seconds from 0 to 86400, not `{wait}`")
+    settings = replace(settings, lock_wait=float(wait))
     forks = found.get("forks")
     if forks is None:
         return settings

@@ -80,6 +80,8 @@ def fleet_tools(settings: Settings) -> Iterator[Tools]:
             predicates={},
             state_dir=settings.state_dir,
             operator=progress.operator(),
+            lock_wait=settings.lock_wait,
+            waits=progress.waits,
             observer=progress.Narrator(clock),
             forks=settings.forks,
         )

@@ -9,6 +9,7 @@ from gpufleet.change.flow import Change, run_change
 from gpufleet.change.model import Plan
 from gpufleet.change.records import journal_file
 from gpufleet.deploy import commit
+from gpufleet.deploy.audit import Line, audited
 from gpufleet.deploy.commands import Dialect
 from gpufleet.deploy.flow import forget_elsewhere
 from gpufleet.deploy.plan import fingerprint
@@ -127,6 +128,13 @@ def _added(known: PoolRecord, facts: Mapping[HostName, HostFacts]) -> tuple[Pres
 
 def delete(tools: Tools, deletion: Deletion) -> Done:
     """Stop every replica or none; then take the routes away and remove the containers."""
+    hosts = tuple(sorted({one.host for one in deletion.gone}))
+    line = Line(command=deletion.plan.command, pool=deletion.pool, hosts=hosts, run=deletion.run)
+    with audited(tools, line):
+        return _deleted(tools, deletion)
+
+
+def _deleted(tools: Tools, deletion: Deletion) -> Done:
     settle_old_runs(tools, deletion.facts)
     change: Change | None = None
     finish = commit.finish_commit(tools.store)

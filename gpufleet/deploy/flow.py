@@ -18,6 +18,7 @@ from gpufleet.change.model import Plan
 from gpufleet.change.records import journal_file
 from gpufleet.deploy import commit, members
 from gpufleet.deploy.arguments import check
+from gpufleet.deploy.audit import Line, audited
 from gpufleet.deploy.catalogue import filled
 from gpufleet.deploy.elsewhere import make_or_look
 from gpufleet.deploy.measure import remember, seen
@@ -169,6 +170,22 @@ def carry_out(tools: Tools, prepared: Prepared) -> Done:
     Raises:
         RolledBack, RollbackIncomplete, InDoubt, LeaseHeld, StalePlan and what else `run_change` raises.
     """
+    plan = prepared.plan
+    touched = {*plan.bring_up.hosts, *(one.host for one in plan.gone)} & set(tools.inventory.hosts)
+    line = Line(
+        command=plan.bring_up.command,
+        pool=plan.pool.name,
+        hosts=tuple(sorted(touched)),
+        run=prepared.run,
+        revision=prepared.revision,
+    )
+    with audited(tools, line):
+        done = _carried_out(tools, prepared)
+        line.result = done.outcome
+    return done
+
+
+def _carried_out(tools: Tools, prepared: Prepared) -> Done:
     plan = prepared.plan
     if not prepared.changes:
         return Done(outcome="no_change", generation=tools.store.routes().generation, hosts=served(plan))

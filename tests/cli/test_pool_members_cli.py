@@ -198,7 +198,7 @@ def test_logs_of_all_members_are_told_in_the_order_of_time(desk):
     assert all(line.startswith("gpu-02/0 | ") for line in said.out.splitlines())
     engine = desk.fleet["gpu-01"].containers
     model = engine.engines.models[next(iter(engine.containers))]
-    model.extra_log.append("using hf_abcdefghijklmnopqrstuvwxyz012345")
+    model.extra_log.append("using hf_Q7wLogReaderTokenOfThisTest01")
     texts = [line["text"] for line in desk.json("pool", "logs", "chat", "--tail", "1")["lines"]]
     assert "using •••" in texts
     assert desk.json("pool", "logs", "gpu-07/0")["exit"] == 2

@@ -38,6 +38,9 @@ HEARTBEAT = 20.0
 EXPIRES = 120
 """Seconds without a heartbeat after which a lease has expired."""
 
+KEPT_RUNS = 20
+"""Journals of settled runs that a host keeps; of older ones only the ending stays, so that nobody resumes them."""
+
 WORD = "gpufleet-lease"
 _TIMEOUT = 30.0
 
@@ -206,13 +209,25 @@ if [ -d "$lease" ]; then read_lease; say "$standing"; else printf '%s free\\n' '
 
 # $1 token, $2 run, $3 ending or nothing; standard input: what the journal's copy still lacks.
 _RELEASE = (
-    _PRELUDE
-    + """\
+    (
+        _PRELUDE
+        + """\
 read_lease
 if [ "$token" != "$1" ]; then say lost; exit 0; fi
 cat >>"$root/runs/$2/journal.jsonl"
 if [ -n "$3" ]; then
   printf '%s\\n' "$3" >"$root/runs/$2/settled"
+  old=0
+  for one in "$root"/runs/*; do
+    if [ -f "$one/settled" ] && [ -f "$one/journal.jsonl" ]; then old=$((old + 1)); fi
+  done
+  for one in "$root"/runs/*; do
+    [ "$old" -gt KEPT ] || break
+    if [ -f "$one/settled" ] && [ -f "$one/journal.jsonl" ] && [ "$one" != "$root/runs/$2" ]; then
+      rm -f "$one/journal.jsonl" "$one/acted"
+      old=$((old - 1))
+    fi
+  done
 elif [ ! -f "$root/runs/$2/acted" ]; then
   rm -rf "$root/runs/$2"
 fi
@@ -226,7 +241,10 @@ mv "$lease" "$root/was-$1" && rm -rf "$root/was-$1"
 rmdir "$root/over-$1"
 printf '%s released\\n' 'WORD'
 """
-).replace("WORD", WORD)
+    )
+    .replace("WORD", WORD)
+    .replace("KEPT", str(KEPT_RUNS))
+)
 
 # $1 token that is to be broken, as `show` gave it; nothing when the lease was half made
 _BREAK = (

@@ -172,15 +172,19 @@ def went_on(host: HostName, run: RunId, how: str) -> Refused:
 
 
 class Audit:
-    """`audit/leases.jsonl` in the state directory: who took over whose lease, and why."""
+    """One file below `audit` in the state directory, append-only: `leases` says who took over whose lease, and why."""
 
-    def __init__(self, state_dir: Path, clock: Clock) -> None:
-        self._path = state_dir / "audit" / "leases.jsonl"
+    def __init__(self, state_dir: Path, clock: Clock, name: str = "leases") -> None:
+        self._path = state_dir / "audit" / f"{name}.jsonl"
         self._clock = clock
 
     def note(self, what: str, **fields: str) -> None:
         """One line, synced. Raises PreflightFailed when it cannot be written."""
-        line = json.dumps({"at": self._clock.now().isoformat(), "what": what, **fields}) + "\n"
+        self.append(json.dumps({"at": self._clock.now().isoformat(), "what": what, **fields}))
+
+    def append(self, text: str) -> None:
+        """A line that is one already. Raises PreflightFailed when it cannot be written."""
+        line = f"{text}\n"
         try:
             self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             number = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)

@@ -214,6 +214,21 @@ def summaries(state_dir: Path) -> tuple[RunSummary, ...]:
     return tuple(summary(state_dir, RunId(name)) for name in names)
 
 
+def prune(state_dir: Path, keep: int) -> tuple[RunId, ...]:
+    """Remove the oldest runs that are over, until `keep` of them are left; the ones removed.
+
+    A run that is open, stuck, unreadable or worked on is never removed, and does not count.
+    """
+    over = [one.run for one in summaries(state_dir) if one.ending in {"committed", "undone"} and not one.busy]
+    for run in over[keep:]:
+        folder = _folder(state_dir, run)
+        (folder / NAME).unlink(missing_ok=True)
+        for rest in folder.iterdir():
+            rest.unlink()
+        folder.rmdir()
+    return tuple(over[keep:])
+
+
 def exists(state_dir: Path, run: RunId) -> bool:
     """Whether this machine has a journal of the run."""
     return (_folder(state_dir, run) / NAME).is_file()

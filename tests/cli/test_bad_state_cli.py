@@ -1,0 +1,124 @@
+"""Journals, clocks, disks and inventories that are not as they should be: a clear error or a recovery, nothing lost."""
+
+from __future__ import annotations
+
+import resource
+import threading
+
+import pytest
+
+from gpufleet.errors import FleetError
+from tests.cli.test_two_operators_cli import ann as desk
+from tests.cli.test_two_operators_cli import held
+from tests.kit.deploy_site import Site
+
+__all__ = ["desk", "held"]
+
+
+@pytest.fixture
+def ann(desk):
+    """The name that `held` asks for."""
+    return desk
+
+
+def journal(desk, run):
+    return desk.state / "runs" / run / "journal.jsonl"
+
+
+def empty(desk):
+    return all(not found for found in desk.containers().values())
+
+
+def test_a_truncated_journal_is_made_whole_from_the_hosts(held, ann):
+    """A line that was cut off after it had been acted on: the hosts know more, and say so."""
+    path = journal(ann, held)
+    path.write_bytes(path.read_bytes()[:-20])
+    assert ann.json("change", "list")["runs"][0]["state"] == "interrupted"
+    refused = ann.json("change", "undo", held)
+    assert (refused["exit"], "longer than ours" in refused["error"]["message"]) == (4, True)
+    assert "--from gpu-0" in refused["error"]["hints"][0]
+    assert ann.json("change", "undo", held, "--from", "gpu-01")["outcome"] == "rolled_back"
+    assert empty(ann)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [(b'{"v":1,', b'{"v":2,', "journal schema 2"), (b'"body":{', b'"body":[', "not a journal record")],
+)
+def test_a_journal_of_a_newer_version_or_with_damage_is_never_guessed_at(held, ann, old, new, words):
+    path = journal(ann, held)
+    whole = path.read_bytes()
+    path.write_bytes(whole.replace(old, new, 2))
+    before = ann.containers()
+    (run,) = ann.json("change", "list")["runs"]
+    assert (run["state"], words in run["problem"]) == ("unreadable", True)
+    for verb in ("resume", "undo"):
+        answer = ann.json("change", verb, held)
+        assert (answer["exit"], words in answer["error"]["message"]) == (2, True)
+    assert ann.containers() == before
+    path.write_bytes(whole)
+    assert ann.json("change", "undo", held)["outcome"] == "rolled_back"
+
+
+def test_a_clock_that_went_backwards_changes_nothing_that_matters(desk):
+    assert desk.json("pool", "deploy", "chat", "--yes")["outcome"] == "committed"
+    desk.fleet.clock.elapsed -= 86_400
+    answer = desk.json("pool", "deploy", "chat", "--replicas", "1", "--yes")
+    assert (answer["outcome"], answer["generation"]) == ("committed", 2)
+    assert desk.json("pool", "show", "chat")["served"] == 1
+    assert desk.json("pool", "drift")["exit"] == 0
+    assert desk.json("pool", "delete", "chat", "--yes")["outcome"] == "committed"
+    assert empty(desk)
+
+
+def test_a_full_local_disk_is_told_before_anything_is_done(desk):
+    desk.state.mkdir()
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
+    try:
+        answer = desk.json("pool", "deploy", "chat", "--yes")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert (answer["exit"], answer["error"]["code"]) == (8, "preflight")
+    assert str(desk.state) in answer["error"]["where"]
+    assert empty(desk)
+    assert desk.json("pool", "deploy", "chat", "--yes")["outcome"] == "committed"
+
+
+def test_a_host_that_left_the_inventory_keeps_its_replica_in_mind(desk):
+    inventory = desk.path / "inventory.yaml"
+    written = inventory.read_text()
+    desk.json("pool", "deploy", "chat", "--yes")
+    inventory.write_text(written.replace("  gpu-02: {address: 127.77.0.2}\n", ""))
+    code, said = desk.run("pool", "deploy", "chat", "--yes")
+    assert code == 0
+    assert "gpu-02 has replicas of this pool by its record and is no longer in the inventory" in said.err
+    refused = desk.json("pool", "delete", "chat", "--yes")
+    assert (refused["exit"], refused["error"]["rows"][0]["where"]) == (4, "gpu-02")
+    inventory.write_text(written)
+    assert desk.json("pool", "delete", "chat", "--yes")["outcome"] == "committed"
+    assert empty(desk)
+
+
+def test_of_two_deploys_of_one_pool_at_once_one_at_most_goes_on_and_both_are_told(tmp_path):
+    site = Site(tmp_path)
+    start, endings = threading.Barrier(2), []
+
+    def deploy():
+        start.wait(30)
+        try:
+            endings.append(site.deploy().outcome)
+        except FleetError as error:
+            endings.append(error.code)
+
+    threads = [threading.Thread(target=deploy) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    assert len(endings) == 2
+    assert set(endings) <= {"committed", "no_change", "lease-held", "stale-plan"}
+    assert [len(found) for found in site.pools_containers().values()] in ([1, 1], [0, 0])
+    if "committed" not in endings:
+        assert site.deploy().outcome == "committed"
+    assert site.leases() == []
