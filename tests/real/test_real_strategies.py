@@ -38,9 +38,10 @@ class Stand:
     place: str
     gpus: int = 1
 
-    def deploy(self, tag: str, strategy: object = "all-at-once") -> Answer:
+    def deploy(self, tag: str, strategy: object = "all-at-once", replicas: int = 3) -> Answer:
         """Deploy the pool `chat` with this image and strategy."""
         changes = {
+            "replicas": replicas,
             "engine": {"image": f"{{{tag}}}", "env": PACE},
             "slice": {"gpus": self.gpus},
             "strategy": strategy,
@@ -119,6 +120,19 @@ def blue_green(stand: Stand) -> None:
     under_traffic(stand, switch)
 
 
+def scaling(stand: Stand) -> None:
+    """More replicas, then fewer: those that go finish what they have."""
+    expect(stand.deploy("v0.11.2"))
+
+    def grow_and_shrink() -> None:
+        expect(stand.deploy("v0.11.2", replicas=6))
+        assert len(stand.versions()) == 6
+        expect(stand.deploy("v0.11.2", replicas=2))
+        assert len(stand.versions()) == 2
+
+    under_traffic(stand, grow_and_shrink)
+
+
 CANARY = {"kind": "canary", "observe": 3, "min_requests": 6, "deadline": 60}
 
 
@@ -157,6 +171,7 @@ PLAYS = (
     Play("bad canary", bad_canary),
     Play("good canary", good_canary),
     Play("blue-green", blue_green),
+    Play("scaling", scaling),
 )
 
 
