@@ -38,10 +38,9 @@ class Stand:
     place: str
     gpus: int = 1
 
-    def deploy(self, tag: str, strategy: object = "all-at-once", replicas: int = 3) -> Answer:
+    def deploy(self, tag: str, strategy: object = "all-at-once") -> Answer:
         """Deploy the pool `chat` with this image and strategy."""
         changes = {
-            "replicas": replicas,
             "engine": {"image": f"{{{tag}}}", "env": PACE},
             "slice": {"gpus": self.gpus},
             "strategy": strategy,
@@ -125,9 +124,9 @@ def scaling(stand: Stand) -> None:
     expect(stand.deploy("v0.11.2"))
 
     def grow_and_shrink() -> None:
-        expect(stand.deploy("v0.11.2", replicas=6))
+        expect(stand.run("pool", "scale", "chat", "6", "--yes"))
         assert len(stand.versions()) == 6
-        expect(stand.deploy("v0.11.2", replicas=2))
+        expect(stand.run("pool", "scale", "chat", "2", "--yes"))
         assert len(stand.versions()) == 2
 
     under_traffic(stand, grow_and_shrink)
