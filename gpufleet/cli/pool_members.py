@@ -33,11 +33,62 @@ Limit = Annotated[
 ]
 
 
-def set_pool(name: Name, algorithm: Algorithm = "", weights: Weights = None, limits: Limit = None) -> None:
-    """Change the algorithm, the weights or the limits of a pool; hosts are not touched.
+Load = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--load-adapter", metavar="NAME=PATH", help="Load a LoRA adapter on all members; may be repeated."
+    ),
+]
+Unload = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--unload-adapter", metavar="NAME", help="Unload an adapter from all members; may be repeated."
+    ),
+]
 
-    A definition in the inventory or beside it is changed with it, its comments and order kept.
+
+def set_pool(  # noqa: PLR0913  # options, given by name
+    name: Name,
+    algorithm: Algorithm = "",
+    weights: Weights = None,
+    limits: Limit = None,
+    load: Load = None,
+    unload: Unload = None,
+    dry_run: DryRun = False,
+    check: Check = False,
+) -> None:
+    """Change the algorithm, the weights, the limits or the adapters of a pool.
+
+    Hosts are touched by adapters alone: all members load or unload them, or none does; nothing is restarted. A
+    definition in the inventory or beside it is changed with the rest, its comments and order kept.
     """
+    if load or unload:
+        raise finish(
+            _adapters(
+                name,
+                load or (),
+                unload or (),
+                alone=not (algorithm or weights or limits),
+                dry_run=dry_run,
+                check=check,
+            )
+        )
+    if dry_run or check:
+        raise UsageError("`--dry-run` and `--check` go with adapters: nothing else here touches a host")
+    _set(name, algorithm, weights, limits)
+
+
+def _adapters(
+    name: str, load: Sequence[str], unload: Sequence[str], *, alone: bool, dry_run: bool, check: bool
+) -> Answer:
+    from gpufleet.cli import pool_adapters
+
+    if not alone:
+        raise UsageError("adapters are changed by a command of their own")
+    return pool_adapters.answer(name, load, unload, dry_run=dry_run, check=check)
+
+
+def _set(name: str, algorithm: str, weights: Weights, limits: Limit) -> None:
     from dataclasses import replace
 
     from gpufleet.cli import pool_wishes as wishes
@@ -49,7 +100,9 @@ def set_pool(name: Name, algorithm: Algorithm = "", weights: Weights = None, lim
     if not algorithm and not weights and not limits:
         raise UsageError(
             "nothing to set",
-            hints=("give `--algorithm NAME`, `--weight HOST/N=WEIGHT` or `--limit KEY=VALUE`",),
+            hints=(
+                "give `--algorithm NAME`, `--weight HOST/N=WEIGHT`, `--limit KEY=VALUE` or `--load-adapter NAME=PATH`",
+            ),
         )
     shares, caps = wishes.weights_of(weights or ()), wishes.limits_of(limits or ())
 

@@ -9,8 +9,9 @@ from gpufleet.errors import UsageError
 from gpufleet.inventory.model import Inventory
 from gpufleet.located import Located, Problems
 from gpufleet.names import PoolName, ReplicaId
-from gpufleet.pools.document import NAME, from_model, to_model
+from gpufleet.pools.document import from_model, to_model
 from gpufleet.pools.load import definitions, from_file, named, unknown
+from gpufleet.pools.mistakes import NAME
 from gpufleet.pools.model import Pool
 from gpufleet.pools.record import pool_of
 from gpufleet.pools.store import PoolStore

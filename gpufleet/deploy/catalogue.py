@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from gpufleet.engine.flags import written
+from gpufleet.engine.kinds import AUTO
 from gpufleet.errors import UsageError
 from gpufleet.models.model import Entry, Modality
 from gpufleet.pools.model import Pool
@@ -49,7 +50,19 @@ def filled(pool: Pool, known: Mapping[str, Entry]) -> Pool:
         model=entry.hub,
         served_name=pool.served_name or entry.name,
         engine=replace(pool.engine, image=image, args=(*added, *pool.engine.args), args_at=places),
+        gate=replace(pool.gate, kind=_gate_kind(pool, entry)),
     )
+
+
+_KINDS = {Modality.EMBEDDING: "embedding", Modality.STT: "transcription", Modality.TTS: "speech"}
+
+
+def _gate_kind(pool: Pool, entry: Entry) -> str:
+    """What the pool says, else what fits the modality; a model that writes text is asked as its arguments tell."""
+    kind = _KINDS.get(entry.modality, AUTO)
+    if kind == "embedding" and "rerank" in entry.name.casefold():
+        kind = "rerank"
+    return kind if pool.gate.kind == AUTO else pool.gate.kind
 
 
 def _not_said(added: Sequence[str], said: Sequence[str]) -> Iterator[str]:

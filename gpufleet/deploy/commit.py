@@ -24,6 +24,7 @@ from gpufleet.pools.store import PoolStore
 
 DEPLOY = "pool-deploy"
 DELETE = "pool-delete"
+ADAPTERS = "pool-adapters"
 
 
 class Retiree(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -122,6 +123,8 @@ def finish_commit(store: PoolStore) -> OnCommit:
                 name = context["pool"]
                 store.publish(lambda table: membership.without_pool(table, name))
                 store.forget(PoolName(name), key=not context.get("kept"))
+            case "pool-adapters":
+                keep_adapters(store, context)
             case "models-stage":
                 pass  # weights on hosts are known by being there
             case "retire":
@@ -153,6 +156,31 @@ def publish(
     """Put the pool into the route table; the generation it is in."""
     route = membership.route(pool, endpoints, key=key, health=health, metrics=metrics)
     return store.publish(lambda table: membership.with_pool(table, route)).generation
+
+
+def keep_adapters(store: PoolStore, context: Mapping[str, str]) -> None:
+    """Write down and publish the adapters that all members have from now on."""
+    name = PoolName(context["pool"])
+    load = msgspec.json.decode(context["load"], type=dict[str, str])
+    unload = msgspec.json.decode(context["unload"], type=list[str])
+    with store.alone():
+        known = store.record(name)
+        if known is None:
+            raise FleetError(f"pool {name} was forgotten while its adapters changed")
+        pool = membership.set_adapters(record.pool_of(known), load, unload)
+        store.save(name, msgspec.structs.replace(known, pool=document.from_model(pool)))
+        show_adapters(store, name)
+
+
+def show_adapters(store: PoolStore, name: PoolName, *, without: Sequence[str] = ()) -> None:
+    """Publish a deployed pool with the adapters of its record, but for some; the record stays as it is."""
+    known = store.record(name)
+    served = next((pool for pool in store.routes().pools if pool.name == name), None)
+    if known is None or served is None:
+        return
+    shown = membership.set_adapters(record.pool_of(known), {}, without)
+    route = msgspec.structs.replace(served, models=(shown.public_name, *sorted(shown.lora)))
+    store.publish(lambda table: membership.with_pool(table, route))
 
 
 Alter: TypeAlias = Callable[[Pool, tuple[Endpoint, ...]], tuple[Pool, tuple[Endpoint, ...]]]

@@ -24,7 +24,7 @@ from gpufleet.deploy.elsewhere import make_or_look
 from gpufleet.deploy.measure import remember, seen
 from gpufleet.deploy.pinning import pin
 from gpufleet.deploy.plan import DeployPlan, Wish
-from gpufleet.deploy.replicas import Present, replicas_of
+from gpufleet.deploy.replicas import Present, open_hosts, replicas_of
 from gpufleet.deploy.retire import copy_routes, retire, try_again
 from gpufleet.deploy.rows import explain, rows, served
 from gpufleet.deploy.staging.word import forget_word, keep_word
@@ -102,6 +102,8 @@ def prepare(
     for line in check(tools.engine, pool):
         tools.warn(line)
     chosen = select(tools.inventory, pool.hosts, where=pool.hosts_at)
+    if line := open_hosts(chosen):
+        tools.warn(line)
     known = tools.store.record(pool.name)
     pool = resolved(tools, _with_members(pool, known))
     members.refuse_empty(pool)

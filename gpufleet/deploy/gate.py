@@ -5,7 +5,8 @@ One script a look asks everything on the host itself, so that no port need be op
 the network counts as progress too, because vLLM downloads weights for minutes without a word. Its answer is plain text with
 headings; `ready` judges it and is pure, so that another process can judge the same look after a crash.
 
-The engine's key reaches curl by its standard input. Where a host has no curl, the container's own python asks.
+The engine's key reaches curl by its standard input. Where a host has no curl, the container's own python asks
+(`asking`). What is asked depends on the kind of the model (`engine.kinds`).
 """
 
 from __future__ import annotations
@@ -14,10 +15,11 @@ import re
 from collections.abc import Iterator, Mapping
 
 from gpufleet.change.model import CannotTell, Check, Fails, Holds, Predicate, Verdict, Waits
+from gpufleet.deploy.asking import PYTHON, judge
 from gpufleet.deploy.commands import Dialect
 from gpufleet.deploy.ended import SHOWN_LINES, Remains, ended
 from gpufleet.deploy.seen import Seen, read
-from gpufleet.engine import diagnose, questions
+from gpufleet.engine import diagnose, kinds, questions
 from gpufleet.names import RunId, StepId
 from gpufleet.pools.model import Pool
 from gpufleet.redact import Secret, scrub
@@ -26,26 +28,10 @@ from gpufleet.remote.result import Exit
 TRAFFIC_STEP_MIB = 16
 """Received from the network, this much is progress; our own questions bring a few KiB."""
 
-PYTHON = """
-import sys, urllib.error, urllib.request
-key, address, body = sys.stdin.read(), sys.argv[1], sys.argv[2]
-headers = {"Authorization": "Bearer " + key, "Content-Type": "application/json"}
-request = urllib.request.Request(address, data=body.encode() or None, headers=headers)
-opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-try:
-    with opener.open(request, timeout=60) as answer:
-        status, text = answer.status, answer.read()
-except urllib.error.HTTPError as error:
-    status, text = error.code, error.read()
-except OSError:
-    status, text = 0, b""
-sys.stdout.buffer.write(text + b"\\nstatus %03d\\n" % status)
-"""
-
 LOOK = """
-runtime=$1 run=$2 step=$3 base=$4 inner=$5 health=$6 chat=$7 completion=$8 key=$9
+runtime=$1 run=$2 step=$3 base=$4 inner=$5 health=$6 path=$7 body=$8 second=$9
 shift 9
-python=$1
+again=$1 way=$2 key=$3 python=$4
 no_proxy='*' NO_PROXY='*'
 export no_proxy NO_PROXY
 id=$("$runtime" ps -aq --no-trunc --filter "label=gpufleet.run=$run" --filter "label=gpufleet.step=$step") || exit 1
@@ -56,7 +42,7 @@ if [ -z "$id" ]; then
 fi
 state=$("$runtime" inspect --format '{{.State.Status}} {{.State.ExitCode}} {{.RestartCount}} {{.State.OOMKilled}} {{.State.Pid}}' "$id") || exit 1
 ask() {
-  if command -v curl >/dev/null 2>&1; then
+  if [ "$4" != python ] && command -v curl >/dev/null 2>&1; then
     if [ -n "$2" ]; then
       printf 'header = "Authorization: Bearer %s"\\n' "$key" | curl -s -N -m "$3" -K - -H 'Content-Type: application/json' -d "$2" -w '\\nstatus %{http_code}\\n' "$base$1"
     else
@@ -72,21 +58,21 @@ lines=500
 case $state in
 running*)
   lines=60
-  answer=$(ask "$health" '' 5)
+  answer=$(ask "$health" '' 5 '')
   echo "== health"
   printf '%s\\n' "$answer"
   if [ "${answer##*status }" != 200 ]; then
     echo "== network"
     cat "/proc/${state##* }/net/dev" 2>/dev/null
   else
-    answer=$(ask /v1/models '' 10)
+    answer=$(ask /v1/models '' 10 '')
     echo "== models"
     printf '%s\\n' "$answer"
-    if [ "${answer##*status }" = 200 ]; then
-      answer=$(ask /v1/chat/completions "$chat" 60)
+    if [ "${answer##*status }" = 200 ] && [ -n "$path" ]; then
+      answer=$(ask "$path" "$body" 60 "$way")
       case ${answer##*status } in
       400|404|405|422)
-        answer=$(ask /v1/completions "$completion" 60)
+        [ -z "$second" ] || answer=$(ask "$second" "$again" 60 "$way")
         ;;
       esac
       echo "== tokens"
@@ -117,7 +103,7 @@ _CHATTER = re.compile(r'"(?:GET|POST|HEAD) /|No available shared memory broadcas
 
 
 def ready(answer: Exit, data: tuple[str, ...]) -> Verdict:
-    """Whether the replica answers with the right name and sensible tokens; `data` is the served name."""
+    """Whether the replica answers with the right name and makes sense; `data` is the served name and the kind."""
     if not answer.ok:
         return CannotTell(_last_line(answer.stderr) or f"the look ended with status {answer.code}")
     seen = read(answer.stdout)
@@ -128,7 +114,7 @@ def ready(answer: Exit, data: tuple[str, ...]) -> Verdict:
         return over
     if seen.status != "running":
         return _waits(seen, f"the container is {seen.status}")
-    return _judge(seen, data[0] if data else "")
+    return _judge(seen, data[0] if data else "", data[1] if len(data) > 1 else "chat")
 
 
 def _remains(seen: Seen) -> Remains:
@@ -143,7 +129,7 @@ def _remains(seen: Seen) -> Remains:
     )
 
 
-def _judge(seen: Seen, name: str) -> Verdict:
+def _judge(seen: Seen, name: str, kind: str) -> Verdict:
     if seen.health.status != 200:
         return _waits(
             seen, f"/health answers {seen.health.status}" if seen.health.status else "not listening yet"
@@ -163,7 +149,12 @@ def _judge(seen: Seen, name: str) -> Verdict:
             f"the engine serves {', '.join(names) or 'no model'}, not {name}",
             "check engine.image and engine.args: another model was started",
         )
-    return _judge_tokens(seen)
+    if kind == "models":
+        return Holds()
+    if kind in kinds.STREAMED:
+        return _judge_tokens(seen)
+    verdict = judge(kind, seen.tokens.status, seen.tokens.body)
+    return _waits(seen, verdict) if isinstance(verdict, str) else verdict
 
 
 def _judge_tokens(seen: Seen) -> Verdict:
@@ -185,7 +176,7 @@ def _judge_tokens(seen: Seen) -> Verdict:
     if 400 <= seen.tokens.status < 500:
         return Fails(
             scrub(error) or f"a chat is answered {seen.tokens.status}",
-            "check that this model answers chats or completions",
+            "check that this model answers chats or completions, or set gate.kind",
         )
     if not seen.tokens.status:
         return _silent(seen)
@@ -304,7 +295,8 @@ def check(
     key: Secret[str] | None,
 ) -> Check:
     """The gate of one replica; `base` is where the host itself reaches it, `inner` where its container does."""
-    name = pool.public_name
+    name, kind = pool.public_name, kinds.kind_of(pool)
+    first, second = kinds.questions_of(kind, name, pool.gate.prompt)
     look = dialect.script(
         LOOK,
         run,
@@ -312,8 +304,11 @@ def check(
         base,
         inner,
         health,
-        questions.chat_body(name, pool.gate.prompt),
-        questions.completion_body(name, pool.gate.prompt),
+        first.path,
+        first.body,
+        second.path,
+        second.body,
+        "python" if kind in kinds.BY_PYTHON else "",
         key if key is not None else "",
         PYTHON,
         mutates=False,
@@ -322,7 +317,7 @@ def check(
     return Check(
         look=look,
         expect="engine-ready",
-        data=(name,),
+        data=(name, kind),
         within=pool.gate.within,
         stall=pool.gate.stall,
         every=pool.gate.every,

@@ -82,6 +82,18 @@ def bind_address(host: Host) -> str | None:
     return service
 
 
+def open_hosts(hosts: Iterable[Host]) -> str:
+    """One line about hosts whose replicas would listen on every address; empty when there is none."""
+    names = [host.name for host in hosts if bind_address(host) is None]
+    if not names:
+        return ""
+    shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+    return (
+        f"replicas on {shown} are published on every address of the host, because only a name is known: "
+        "set `service_address` to the address that the proxy uses"
+    )
+
+
 def service_address(host: Host) -> str:
     """Where the proxy reaches replicas of a host."""
     if host.service_address:

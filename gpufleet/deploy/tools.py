@@ -14,7 +14,7 @@ from gpufleet.change.model import Plan
 from gpufleet.change.records import journal_file
 from gpufleet.change.records.document import Resolve
 from gpufleet.clock import SystemClock
-from gpufleet.deploy import gate, traffic, traffic_acts
+from gpufleet.deploy import adapters, gate, traffic, traffic_acts
 from gpufleet.deploy.footing import footing, moved
 from gpufleet.deploy.members import host_of
 from gpufleet.deploy.plan import fingerprint
@@ -28,7 +28,7 @@ from gpufleet.inventory.model import Host, Inventory
 from gpufleet.inventory.secrets import resolve
 from gpufleet.names import HostName, RunId
 from gpufleet.pools import record
-from gpufleet.pools.document import WORD
+from gpufleet.pools.mistakes import WORD
 from gpufleet.pools.model import Pool
 from gpufleet.pools.store import PoolStore
 from gpufleet.redact import Secret
@@ -68,9 +68,10 @@ class Tools:
         `proxies`: admin addresses of the proxies that read this machine's route table.
         """
         store = PoolStore(change.state_dir, change.clock)
+        ours = {**gate.PREDICATES, **adapters.PREDICATES, **traffic.PREDICATES, **looks.PREDICATES}
         known = replace(
             change,
-            predicates={**change.predicates, **gate.PREDICATES, **traffic.PREDICATES, **looks.PREDICATES},
+            predicates={**change.predicates, **ours},
             acts={**change.acts, **traffic_acts.acts(store, proxies)},
         )
         return cls(inventory=inventory, change=known, store=store, warn=warn)

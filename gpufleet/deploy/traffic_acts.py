@@ -11,8 +11,8 @@ from functools import partial
 import msgspec
 
 from gpufleet.change.here import Errand, HereActs
+from gpufleet.deploy.asking import PYTHON
 from gpufleet.deploy.commands import Dialect
-from gpufleet.deploy.gate import PYTHON
 from gpufleet.deploy.traffic import DOWN, Place, Shift
 from gpufleet.deploy.watching import watch
 from gpufleet.engine import diagnose

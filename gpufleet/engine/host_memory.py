@@ -31,9 +31,12 @@ def host_memory_gib(pool: Pool, devices: int) -> float:
     `kv_offload` and `--kv-offloading-size` count all GPUs together, `--cpu-offload-gb` each GPU (vLLM 0.33,
     `vllm/config/cache.py` and `vllm/config/offload.py`).
     """
-    args = pool.engine.args
-    cache = pool.kv_offload or _number(value_of(args, "kv-offloading-size"))
-    return cache + _number(value_of(args, "cpu-offload-gb")) * devices
+    return cache_gib(pool) + _number(value_of(pool.engine.args, "cpu-offload-gb")) * devices
+
+
+def cache_gib(pool: Pool) -> float:
+    """GiB of the host's memory that hold KV cache, all GPUs of a replica together."""
+    return pool.kv_offload or _number(value_of(pool.engine.args, "kv-offloading-size"))
 
 
 def _number(text: str | None) -> float:

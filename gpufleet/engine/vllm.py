@@ -10,8 +10,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from gpufleet.engine.adapters import (
+    RUNTIME_VARIABLE,
+    adapter_directories,
+    adapter_faults,
+    adapter_words,
+)
 from gpufleet.engine.flags import Fault, Release, Standing, lint, release_of, standing, value_of, written
 from gpufleet.engine.host_memory import memory_faults
+from gpufleet.engine.kinds import POOLING, kind_of
 from gpufleet.engine.model import EngineContainer, Mount
 from gpufleet.pools.model import Pool
 from gpufleet.redact import Secret
@@ -25,6 +32,10 @@ SLICE_MAX_NUM_SEQS = 128
 SLICE_MAX_NUM_BATCHED_TOKENS = 2048
 """On a slice: what vLLM takes from the memory of the whole card costs several GiB there. 2048 is its own choice for
 small cards; the sampler's warm-up grows with the sequences."""
+
+POOLING_TOKENS = 32_768
+"""For models that pool and whose length nobody said: many of them take a prompt whole or not at all, and this is the
+least that vLLM takes for them by itself."""
 
 SHUTDOWN_TIMEOUT = 60
 STOP_TIMEOUT = SHUTDOWN_TIMEOUT + 30
@@ -101,6 +112,7 @@ def arguments(pool: Pool, devices: int) -> tuple[str, ...]:
         words += ["--shutdown-timeout", str(SHUTDOWN_TIMEOUT)]
     if pool.kv_offload is not None:
         words += ["--kv-offloading-size", f"{pool.kv_offload:g}", "--kv-offloading-backend", "native"]
+    words += adapter_words(pool)
     return (*words, *pool.engine.args)
 
 
@@ -136,10 +148,14 @@ def _batched_tokens(pool: Pool, usual: int) -> int | None:
     if not _takes_whole_prompts(pool):
         return least
     length = _whole_number(value_of(pool.engine.args, "max-model-len"))
-    return max(least, length) if length else None
+    if length:
+        return max(least, length)
+    return max(least, POOLING_TOKENS) if kind_of(pool) in POOLING else None
 
 
 def _takes_whole_prompts(pool: Pool) -> bool:
+    if kind_of(pool) in POOLING:
+        return True
     version = release(pool)
     if version is not None and not version.at_least(*_LENGTH_FREE_SINCE):
         return True
@@ -175,6 +191,7 @@ class Vllm:
             *_offload_faults(pool),
             *_share_faults(pool),
             *memory_faults(pool, devices_of(pool)),
+            *adapter_faults(pool),
         )
 
     def container(self, pool: Pool, *, key: Secret[str] | None, devices: int) -> EngineContainer:
@@ -189,6 +206,9 @@ class Vllm:
         if pool.weights is not None:
             mounts = (Mount(pool.weights, pool.weights),)
             environment.setdefault("HF_HUB_OFFLINE", "1")
+        if pool.takes_adapters:
+            mounts += tuple(Mount(path, path) for path in adapter_directories(pool))
+            environment[RUNTIME_VARIABLE] = "1"
         return EngineContainer(
             image=pool.engine.image or self.default_image,
             entrypoint="vllm",

@@ -17,6 +17,12 @@ def set_weights(pool: Pool, weights: Mapping[ReplicaId, int]) -> Pool:
     )
 
 
+def set_adapters(pool: Pool, load: Mapping[str, str], unload: Sequence[str]) -> Pool:
+    """The same pool with these adapters more and those fewer."""
+    kept = {name: path for name, path in pool.lora.items() if name not in unload}
+    return replace(pool, lora=dict(sorted((kept | dict(load)).items())))
+
+
 def set_state(pool: Pool, replicas: Sequence[ReplicaId], state: MemberState) -> Pool:
     """The same pool with these members draining or active."""
     return _with(pool, {replica: replace(member(pool, replica), state=state) for replica in replicas})
@@ -62,7 +68,7 @@ def route(
     return PoolRoute(
         name=pool.name,
         algorithm=pool.algorithm,
-        models=(pool.public_name,),
+        models=(pool.public_name, *sorted(pool.lora)),
         endpoints=tuple(
             EndpointRoute(
                 id=endpoint.replica,

@@ -62,12 +62,18 @@ class EngineWish:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GateWish:
-    """How long a new replica may take, in seconds, and what it is asked."""
+    """How long a new replica may take, in seconds, and what it is asked.
+
+    Attributes:
+        kind: of the model: `chat`, `completion`, `embedding`, `rerank`, `pooling`, `transcription`, `speech`;
+            `models` asks for its name alone, and `auto` takes what the arguments tell, else a chat.
+    """
 
     stall: float = 600.0
     within: float = 3600.0
     every: float = 2.0
     prompt: str = "Say hello."
+    kind: str = "auto"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,6 +179,8 @@ class Pool:
         weights: directory on the host that is mounted read-only at the same path, or None.
         staging: where weights are brought from before an engine starts, or None.
         placement: how replicas are laid on hosts: one of `PLACEMENTS`.
+        lora: adapters that are served beside the model, by name: a directory of the host, or a hub name.
+        lora_from: directory of the host with adapters, mounted read-only; those that are loaded later lie there.
         kv_offload: GiB of the host's memory that hold KV cache of one replica, all its GPUs together.
         hosts_at: where the selector was written, `file:line`; for messages alone.
         written_at: where other parts were written, by their names (`kv_offload`, `engine.env.HF_TOKEN`).
@@ -191,6 +199,8 @@ class Pool:
     gate: GateWish = field(default_factory=GateWish)
     limits: Limits = field(default_factory=Limits)
     kv_offload: float | None = None
+    lora: Mapping[str, str] = field(default_factory=dict)
+    lora_from: str | None = None
     strategy: StrategyWish = field(default_factory=StrategyWish)
     placement: str = "best-fit"
     members: tuple[Member, ...] = ()
@@ -202,6 +212,11 @@ class Pool:
     def public_name(self) -> str:
         """The model name that a client sends."""
         return self.served_name or self.model
+
+    @property
+    def takes_adapters(self) -> bool:
+        """Whether its engines serve LoRA adapters."""
+        return bool(self.lora) or self.lora_from is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

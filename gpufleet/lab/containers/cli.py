@@ -7,6 +7,8 @@ import re
 from dataclasses import replace
 from urllib.parse import urlsplit
 
+import msgspec
+
 from gpufleet.lab.containers.call import Invocation, Verb
 from gpufleet.lab.containers.looks import LOOKS
 from gpufleet.lab.containers.model import SOCKET, Container, Daemon, Policy, Refused, full_reference
@@ -274,16 +276,31 @@ def _exec_smi(invocation: Invocation, container: Container, arguments: list[str]
     return engine.smi_inside(frozenset(devices))(replace(call, argv=["nvidia-smi", *arguments]))
 
 
+def _silence(body: bytes) -> bytes:
+    """The form that the look's Python makes of the name of a model: that name, and a second without a sound."""
+    model = str(msgspec.json.decode(body)["model"]).encode()
+    part = b"--part\r\nContent-Disposition: form-data; name="
+    sound = b"RIFF" + bytes(32_040)
+    return (
+        part + b'"model"\r\n\r\n' + model + b"\r\n" + part + b'"file"; filename="silence.wav"\r\n'
+        b"Content-Type: audio/wav\r\n\r\n" + sound + b"\r\n--part--\r\n"
+    )
+
+
 def _exec_request(invocation: Invocation, container: Container, arguments: list[str]) -> int:
     """Python inside the container asks its engine: key on standard input, address and body as arguments."""
     call = invocation.call
-    url, body = urlsplit(arguments[0]), (arguments[1] if len(arguments) > 1 else "")
+    url, body = urlsplit(arguments[0]), (arguments[1] if len(arguments) > 1 else "").encode()
     headers = {"authorization": f"Bearer {call.stdin.rest()}", "content-type": "application/json"}
+    if url.path == "/v1/audio/transcriptions":
+        headers["content-type"], body = "multipart/form-data; boundary=part", _silence(body)
     try:
         status, _, chunks = invocation.engine.engines.http(
-            container.id, "POST" if body else "GET", url.path, headers, body.encode(), sleep=call.pause
+            container.id, "POST" if body else "GET", url.path, headers, body, sleep=call.pause
         )
-        text = b"".join(chunks).decode("latin-1")
+        content = b"".join(chunks)
+        sound = status == 200 and url.path == "/v1/audio/speech"
+        text = f'{{"bytes": {len(content)}}}' if sound else content.decode("latin-1")
     except (ConnectionRefusedError, ConnectionResetError):
         status, text = 0, ""
     call.out.write(f"{text}\nstatus {status:03d}\n")

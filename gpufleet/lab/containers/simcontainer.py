@@ -13,6 +13,7 @@ from dataclasses import replace
 from datetime import timedelta
 from hashlib import sha256
 
+from gpufleet.engine.flags import release_of
 from gpufleet.lab.containers.checks import check_devices, check_ports, check_program
 from gpufleet.lab.containers.model import (
     Container,
@@ -26,6 +27,7 @@ from gpufleet.lab.containers.model import (
 )
 from gpufleet.lab.shell.call import Program
 from gpufleet.lab.simhost import EngineHost, Listener, SimHost
+from gpufleet.lab.vllm.spec import LAB_VARIABLE
 
 
 class ContainerEngine:
@@ -222,6 +224,9 @@ class ContainerEngine:
             )
             bind.append(f"{self.host.address}:{port}")
         env = dict(entry.partition("=")[::2] for entry in wish.env) | self.launch_words
+        release = release_of(wish.image)
+        if release is not None and release.patch is not None:  # the engine in the image is of that version
+            env[LAB_VARIABLE] = f"version={release} {env.get(LAB_VARIABLE, '')}"
         self.engines.launch(
             container.id, (*(wish.entrypoint or ("vllm", "serve")), *wish.arguments), env, tuple(bind)
         )

@@ -5,9 +5,7 @@ A reply carries its body as chunks, each with the seconds that pass before it an
 
 from __future__ import annotations
 
-import base64
 import math
-import struct
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
@@ -126,10 +124,22 @@ def models(spec: EngineSpec, created: int) -> Reply:
         }
         for name in spec.names
     ]
+    cards += [
+        {
+            "id": name,
+            "object": "model",
+            "created": created,
+            "owned_by": "vllm",
+            "root": path,
+            "parent": spec.names[0],
+            "max_model_len": None,
+        }
+        for name, path in spec.adapters.items()
+    ]
     return plain_json(200, {"object": "list", "data": cards})
 
 
-def _decoded(spec: EngineSpec, request: Request) -> dict[str, Any]:
+def decoded(spec: EngineSpec, request: Request) -> dict[str, Any]:
     """The JSON object of a request whose model is served here."""
     try:
         body = msgspec.json.decode(request.body)
@@ -138,7 +148,7 @@ def _decoded(spec: EngineSpec, request: Request) -> dict[str, Any]:
     if not isinstance(body, dict):
         raise Rejected(error(400, "Bad Request", "the body is not a JSON object"))
     model = body.get("model") or spec.names[0]
-    if model not in spec.names:
+    if model not in spec.known:
         raise Rejected(error(404, "NotFoundError", f"The model `{model}` does not exist.", "model"))
     return body
 
@@ -168,7 +178,7 @@ def _content(content: object) -> str:
     return "" if content is None else str(content)
 
 
-def _number(body: Mapping[str, Any], names: Sequence[str], lowest: int) -> int | None:
+def number(body: Mapping[str, Any], names: Sequence[str], lowest: int) -> int | None:
     for name in names:
         value = body.get(name)
         if value is None:
@@ -193,10 +203,10 @@ def generation(spec: EngineSpec, request: Request, serial: int, now: int) -> Gen
         Rejected: it cannot be answered; the reply says why.
     """
     chat = request.path.startswith("/v1/chat")
-    body = _decoded(spec, request)
+    body = decoded(spec, request)
     said = _prompt_of(body, chat=chat)
     prompt = words.tokens_of(said)
-    wanted = _number(body, ("max_completion_tokens", "max_tokens"), 1)
+    wanted = number(body, ("max_completion_tokens", "max_tokens"), 1)
     if wanted is None:
         wanted = spec.max_model_len - len(prompt) if chat else 16
     if len(prompt) + wanted > spec.max_model_len or wanted < 1:
@@ -205,7 +215,7 @@ def generation(spec: EngineSpec, request: Request, serial: int, now: int) -> Gen
             f"{len(prompt)} in the prompt and {wanted} in the answer are more"
         )
         raise Rejected(error(400, "BadRequestError", message))
-    natural = max(words.natural_length(said), _number(body, ("min_tokens",), 0) or 0)
+    natural = max(words.natural_length(said), number(body, ("min_tokens",), 0) or 0)
     length = wanted if body.get("ignore_eos") else min(wanted, natural)
     options = body.get("stream_options") or {}
     return Generation(
@@ -217,7 +227,7 @@ def generation(spec: EngineSpec, request: Request, serial: int, now: int) -> Gen
         include_usage=spec.force_usage or bool(options.get("include_usage")),
         usage_everywhere=bool(options.get("continuous_usage_stats")),
         prompt=prompt,
-        answers=[_answer(spec, said, choice, length) for choice in range(_number(body, ("n",), 1) or 1)],
+        answers=[_answer(spec, said, choice, length) for choice in range(number(body, ("n",), 1) or 1)],
         finish="length" if length == wanted else "stop",
         echo=said if body.get("echo") and not chat else "",
     )
@@ -330,7 +340,7 @@ def _event(
 def tokenize(spec: EngineSpec, request: Request) -> Reply:
     """POST /tokenize: of a prompt or of messages."""
     try:
-        body = _decoded(spec, request)
+        body = decoded(spec, request)
         tokens = words.tokens_of(_prompt_of(body, chat="messages" in body))
     except Rejected as rejected:
         return rejected.reply
@@ -341,43 +351,3 @@ def tokenize(spec: EngineSpec, request: Request) -> Reply:
         "token_strs": tokens if body.get("return_token_strs") else None,
     }
     return plain_json(200, answer)
-
-
-def _inputs(body: Mapping[str, Any]) -> list[object]:
-    given = body.get("input")
-    if isinstance(given, str):
-        return [given]
-    if not isinstance(given, list) or not given:
-        raise Rejected(error(400, "BadRequestError", "`input` is missing", "input"))
-    return given
-
-
-def embeddings(spec: EngineSpec, request: Request, serial: int) -> tuple[Reply, int]:
-    """POST /v1/embeddings, and how many tokens it read."""
-    try:
-        body = _decoded(spec, request)
-        texts = _inputs(body)
-        size = _number(body, ("dimensions",), 1) or 64
-    except Rejected as rejected:
-        return rejected.reply, 0
-    as_text = body.get("encoding_format") == "base64"
-    rows = []
-    for index, item in enumerate(texts):
-        vector = words.vector(str(item), size)
-        packed = base64.b64encode(struct.pack(f"<{size}f", *vector)).decode() if as_text else vector
-        rows.append({"index": index, "object": "embedding", "embedding": packed})
-    tokens = sum(len(words.tokens_of(str(item))) for item in texts)
-    answer = {
-        "id": f"embd-{serial:032x}",
-        "object": "list",
-        "created": 0,
-        "model": str(body.get("model") or spec.names[0]),
-        "data": rows,
-        "usage": {
-            "prompt_tokens": tokens,
-            "total_tokens": tokens,
-            "completion_tokens": 0,
-            "prompt_tokens_details": None,
-        },
-    }
-    return plain_json(200, answer), tokens

@@ -21,7 +21,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
-from gpufleet.lab.vllm import api, log
+from gpufleet.engine.adapters import LOAD, UNLOAD
+from gpufleet.lab.vllm import adapters, api, log, pooling
 from gpufleet.lab.vllm.api import Chunk, Generation, Reply, Request
 from gpufleet.lab.vllm.metrics import Counters, Gauges, page
 from gpufleet.lab.vllm.spec import EngineSpec, Mode
@@ -151,13 +152,23 @@ class EngineModel:
                 "GET",
                 lambda _request, _now: api.models(self.spec, int(self.started + self.wall)),
             ),
-            "/v1/chat/completions": ("POST", self._generate),
-            "/v1/completions": ("POST", self._generate),
-            "/v1/embeddings": ("POST", self._embed),
+            **(
+                {
+                    "/v1/chat/completions": ("POST", self._generate),
+                    "/v1/completions": ("POST", self._generate),
+                }
+                if self.spec.kind == "generate"
+                else {}
+            ),
+            **(
+                {LOAD: ("POST", self._load), UNLOAD: ("POST", self._unload)}
+                if self.spec.lora and self.spec.runtime_lora
+                else {}
+            ),
             "/tokenize": ("POST", lambda request, _now: api.tokenize(self.spec, request)),
         }
         if path not in answers:
-            return api.plain_json(404, {"detail": "Not Found"})
+            return self._pooled(request)
         method, answer = answers[path]
         if request.method != method:
             return api.plain_json(405, {"detail": "Method Not Allowed"}, {"allow": method})
@@ -181,10 +192,28 @@ class EngineModel:
             200, api.generation_headers(generation), api.chunks(self.spec, generation), ticket=ticket
         )
 
-    def _embed(self, request: Request, _now: float) -> Reply:
-        reply, tokens = api.embeddings(self.spec, request, self._serial)
+    def _pooled(self, request: Request) -> Reply:
+        """What a model answers that does not generate."""
+        found = pooling.answer(self.spec, request, self._serial)
+        if found is None:
+            return api.plain_json(404, {"detail": "Not Found"})
+        reply, tokens = found
         self.counters.prompt_tokens += tokens
         return reply
+
+    def _load(self, request: Request, _now: float) -> Reply:
+        changed = adapters.load(self.spec, request)
+        if isinstance(changed, Reply):
+            return changed
+        self.spec, said = changed
+        return said
+
+    def _unload(self, request: Request, _now: float) -> Reply:
+        changed = adapters.unload(self.spec, request)
+        if isinstance(changed, Reply):
+            return changed
+        self.spec, said = changed
+        return said
 
     # bookkeeping of requests that generate
 

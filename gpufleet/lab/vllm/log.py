@@ -48,8 +48,10 @@ def ending(spec: EngineSpec) -> Ending | None:
 def startup(spec: EngineSpec) -> tuple[Line, ...]:
     """Every line of the start-up, in order."""
     if spec.refusal:
-        usage = "usage: vllm serve [model_tag] [options]"
-        return (Line(0.0, usage), Line(0.0, spec.refusal))
+        program = spec.refusal.partition(":")[0]
+        usage = f"usage: {program} [-h] [-v] {{chat,complete,serve,bench,collect-env,run-batch}} ..."
+        inner = f"usage: {program} [model_tag] [options]"
+        return (Line(0.0, usage if program == "vllm" else inner), Line(0.0, spec.refusal))
     end = ending(spec)
     lines = [line for line in _healthy(spec) if end is None or line.at <= end.at]
     if end is not None:

@@ -8,8 +8,14 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
 
+import msgspec
+
+from gpufleet.engine.adapters import RUNTIME_VARIABLE
+from gpufleet.engine.flag_table import takes_one
+from gpufleet.engine.flags import release_of, written
+from gpufleet.engine.kinds import TASKS
 from gpufleet.lab.vllm.failures import FAILURES
-from gpufleet.lab.vllm.flags import KNOWN, is_switch
+from gpufleet.lab.vllm.flags import LISTS, is_switch, meant
 from gpufleet.redact import Secret
 
 DEFAULT_MODEL = "Qwen/Qwen3-0.6B"
@@ -51,6 +57,10 @@ class EngineSpec:
         token_seconds: for one generated token.
         failure: how it ends in the mode CRASH: a name of `lab.vllm.failures`.
         refusal: what the argument parser says; the process ends at once with exit status 2.
+        lora: whether it serves adapters (`--enable-lora`).
+        runtime_lora: whether they may be loaded and unloaded while it runs.
+        adapters: their places, by name.
+        kind: `generate`, or what else the model does; there are no weights here, so arguments and name tell it.
     """
 
     model: str = DEFAULT_MODEL
@@ -74,14 +84,23 @@ class EngineSpec:
     mode: Mode = Mode.OK
     failure: str = ""
     refusal: str = ""
+    kind: str = "generate"
+    lora: bool = False
+    runtime_lora: bool = False
+    adapters: Mapping[str, str] = field(default_factory=dict)
     arguments: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The ids that /v1/models lists."""
+        """The names of the model itself."""
         if self.mode is Mode.WRONG_MODEL:
             return (DEFAULT_MODEL if self.model != DEFAULT_MODEL else "facebook/opt-125m",)
         return self.served_names or (self.model,)
+
+    @property
+    def known(self) -> tuple[str, ...]:
+        """Every name that a request may carry: those of the model and of its adapters."""
+        return (*self.names, *self.adapters)
 
 
 _NUMBERS: Mapping[str, tuple[str, type]] = {
@@ -92,71 +111,87 @@ _NUMBERS: Mapping[str, tuple[str, type]] = {
     "--tensor-parallel-size": ("tensor_parallel", int),
     "--shutdown-timeout": ("shutdown_timeout", float),
 }
-_SHORT = {"-tp": "--tensor-parallel-size", "-pp": "--pipeline-parallel-size", "-dp": "--data-parallel-size"}
-_LISTS = frozenset({"--served-model-name", "--api-key", "--middleware", "--lora-modules"})
+_MODULE = "vllm.entrypoints.openai.api_server"
+
+
+@dataclass(slots=True)
+class _Line:
+    """A command line as argparse takes it apart; `wrong` is what it says of one flag."""
+
+    positional: list[str] = field(default_factory=list)
+    given: dict[str, list[str]] = field(default_factory=dict)
+    unknown: list[str] = field(default_factory=list)
+    wrong: str = ""
 
 
 def parse_spec(argv: Sequence[str], env: Mapping[str, str], base: EngineSpec | None = None) -> EngineSpec:
     """The engine that `argv` (entrypoint included) and `env` start; times and mode come from `base`.
 
-    A word that vLLM does not know gives a spec with a `refusal`.
+    A word that this version of vLLM does not know gives a spec with a `refusal`.
     """
-    base = base or EngineSpec()
+    base = with_lab_words(base or EngineSpec(), env.get(LAB_VARIABLE, ""))
     words = list(argv)
-    positional: list[str] = []
-    given: dict[str, list[str]] = {}
-    unknown: list[str] = []
-    as_module = "vllm.entrypoints.openai.api_server" in words
-    if as_module:
-        words = words[words.index("vllm.entrypoints.openai.api_server") + 1 :]
+    if _MODULE in words:
+        program, words = "api_server.py", words[words.index(_MODULE) + 1 :]
     elif "serve" in words:
-        words = words[words.index("serve") + 1 :]
+        program, words = "vllm", words[words.index("serve") + 1 :]
     else:
         return replace(base, refusal=f"vllm: error: argument subparser: invalid choice: {words[1:2]}")
-    place = 0
+    return _spec(base, program, _taken_apart(words, base.version), env)
+
+
+def _taken_apart(words: Sequence[str], version: str) -> _Line:
+    line, release, place = _Line(), release_of("", version), 0
     while place < len(words):
         word = words[place]
         place += 1
-        if not word.startswith("-"):
-            positional.append(word)
+        if written(word) is None:
+            line.positional.append(word)
             continue
-        flag, equals, value = word.partition("=")
-        flag = _SHORT.get(flag, flag).replace("_", "-")
-        if flag not in KNOWN:
-            unknown.append(word)
+        flag = meant(word, release)
+        if flag is None:
+            line.unknown.append(word)
             continue
-        values = given.setdefault(flag, [])
+        name, _ = flag
+        values = line.given.setdefault(f"--{name}", [])
+        equals, value = word.partition("=")[1:]
         if equals:
             values.append(value)
-        elif not is_switch(flag):
-            limit = len(words) if flag in _LISTS else place + 1
-            while place < min(limit, len(words)) and not words[place].startswith("--"):
+            if is_switch(name):
+                line.wrong = line.wrong or f"argument --{name}: ignored explicit argument {value!r}"
+        elif not is_switch(name):
+            limit = len(words) if name in LISTS else place + 1
+            while place < min(limit, len(words)) and written(words[place]) is None:
                 values.append(words[place])
                 place += 1
-    return _spec(base, positional, given, unknown, env)
+            if not values and takes_one(name):
+                line.wrong = line.wrong or f"argument --{name}: expected one argument"
+    return line
 
 
-def _spec(
-    base: EngineSpec,
-    positional: Sequence[str],
-    given: Mapping[str, Sequence[str]],
-    unknown: Sequence[str],
-    env: Mapping[str, str],
-) -> EngineSpec:
-    changes: dict[str, Any] = {}
-    refusal = ""
-    for flag, (name, kind) in _NUMBERS.items():
-        for value in given.get(flag, ())[-1:]:
+def _refusal(program: str, line: _Line) -> str:
+    """What the argument parser says before it ends the process; flags are looked at before strangers."""
+    inner = f"{program} serve" if program == "vllm" else program
+    if line.wrong:
+        return f"{inner}: error: {line.wrong}"
+    for flag, (_, kind) in _NUMBERS.items():
+        for value in line.given.get(flag, ())[-1:]:
             try:
-                changes[name] = kind(value)
+                kind(value)
             except ValueError:
-                refusal = f"vllm serve: error: argument {flag}: invalid {kind.__name__} value: {value!r}"
-    beyond = [*unknown, *positional[1:]]
-    if beyond:
-        refusal = f"vllm: error: unrecognized arguments: {' '.join(beyond)}"
-    model = positional[0] if positional else next(iter(given.get("--model", ())), base.model)
+                return f"{inner}: error: argument {flag}: invalid {kind.__name__} value: {value!r}"
+    beyond = [*line.unknown, *line.positional[0 if program != "vllm" else 1 :]]
+    return f"{program}: error: unrecognized arguments: {' '.join(beyond)}" if beyond else ""
+
+
+def _spec(base: EngineSpec, program: str, line: _Line, env: Mapping[str, str]) -> EngineSpec:
+    given, refusal = line.given, _refusal(program, line)
+    changes: dict[str, Any] = {}
+    if not refusal:
+        changes = {name: kind(given[flag][-1]) for flag, (name, kind) in _NUMBERS.items() if given.get(flag)}
+    model = line.positional[0] if line.positional else next(iter(given.get("--model", ())), base.model)
     keys = [*given.get("--api-key", ()), *([env["VLLM_API_KEY"]] if env.get("VLLM_API_KEY") else [])]
-    spec = replace(
+    return replace(
         base,
         model=model,
         served_names=tuple(given.get("--served-model-name", ())),
@@ -166,10 +201,47 @@ def _spec(
         prompt_tokens_details="--enable-prompt-tokens-details" in given,
         force_usage="--enable-force-include-usage" in given,
         refusal=refusal,
+        lora="--enable-lora" in given,
+        runtime_lora=env.get(RUNTIME_VARIABLE, "").casefold() in {"1", "true"},
+        adapters=_adapters(given),
+        kind=_kind(given, model) or base.kind,
         arguments={flag: " ".join(values) or "True" for flag, values in given.items() if flag != "--api-key"},
         **changes,
     )
-    return with_lab_words(spec, env.get(LAB_VARIABLE, ""))
+
+
+def _adapters(given: Mapping[str, Sequence[str]]) -> dict[str, str]:
+    """`NAME=PATH` words, or JSON with `name` and `path`."""
+    found: dict[str, str] = {}
+    for word in given.get("--lora-modules", ()):
+        if "=" in word and "," not in word:
+            name, _, path = word.partition("=")
+            found[name] = path
+        else:
+            module = msgspec.json.decode(word)
+            found[str(module["name"])] = str(module["path"])
+    return found
+
+
+_NAMES = {
+    "rerank": "rerank",
+    "embed": "embedding",
+    "bge-": "embedding",
+    "gte-": "embedding",
+    "whisper": "transcription",
+    "tts": "speech",
+}
+"""Parts of names that tell what a model does; vLLM reads it from the weights."""
+
+
+def _kind(given: Mapping[str, Sequence[str]], model: str) -> str:
+    for flag in ("--task", "--convert"):
+        for value in given.get(flag, ())[-1:]:
+            if value in TASKS:
+                return TASKS[value]
+    named = next((kind for part, kind in _NAMES.items() if part in model.casefold()), "")
+    pooling = next(iter(given.get("--runner", ())), "") == "pooling"
+    return named or ("embedding" if pooling else "")
 
 
 def engine_words(wish: str) -> str:

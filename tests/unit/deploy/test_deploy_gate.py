@@ -218,3 +218,44 @@ def test_the_other_looks(name, stdout, data, verdict):
 @pytest.mark.parametrize("name", ["container-started", "nothing-left", "container-in-state", "engine-ready"])
 def test_a_runtime_that_does_not_answer_is_unknown_and_never_nothing(name):
     assert isinstance(PREDICATES[name](Exit(code=1, stderr="no daemon"), ("a", "b")), CannotTell)
+
+
+def judge_kind(kind, tokens, models=None):
+    return ready(look(health=http(200), models=models or http(200, MODELS), tokens=tokens), ("chat", kind))
+
+
+def test_a_vector_makes_an_embedding_model_ready():
+    vector = '{"data": [{"embedding": [0.5, -0.5]}]}'
+    assert judge_kind("embedding", http(200, vector)) == Holds()
+    assert isinstance(judge_kind("chat", http(200, vector)), Waits)
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        (http(200, '{"data": [{"embedding": [NaN]}]}'), "not finite"),
+        (
+            http(500, '{"error": {"message": "Out of range float values are not JSON compliant: nan"}}'),
+            "not finite",
+        ),
+        (http(404, '{"detail": "Not Found"}'), "is answered 404"),
+        (
+            http(400, '{"error": {"message": "The model does not support Embeddings API"}}'),
+            "does not support",
+        ),
+    ],
+)
+def test_a_model_of_another_kind_or_without_sense_fails(answer, reason):
+    verdict = judge_kind("embedding", answer)
+    assert isinstance(verdict, Fails)
+    assert reason in verdict.reason
+
+
+def test_an_answer_that_may_still_come_is_waited_for():
+    assert isinstance(judge_kind("embedding", http(503)), Waits)
+    assert isinstance(judge_kind("embedding", http(0)), Waits)
+
+
+def test_the_name_alone_is_enough_when_that_is_asked():
+    assert judge_kind("models", None) == Holds()
+    assert isinstance(judge_kind("models", None, http(200, '{"data": [{"id": "other"}]}')), Fails)

@@ -8,12 +8,13 @@ import pytest
 from gpufleet.change.records import document
 from gpufleet.deploy import diff
 from gpufleet.deploy.plan import Wish, fingerprint, make, spec_of
+from gpufleet.deploy.replicas import open_hosts
 from gpufleet.engine.vllm import Vllm
 from gpufleet.errors import DocumentError, Unplaceable
 from gpufleet.hosts.model import Known, Unknown
 from gpufleet.inventory.model import Address, Host, PortRange
 from gpufleet.names import HostName, PoolName, RunId
-from gpufleet.pools.model import EngineWish, Pool, SliceWish
+from gpufleet.pools.model import EngineWish, Limits, Pool, SliceWish
 from gpufleet.redact import Secret
 from tests.kit import fleet_facts as facts
 
@@ -344,3 +345,21 @@ def test_spread_keeps_racks_apart():
     names = [declared(host.host, labels={"rack": racks[host.host]}) for host in hosts]
     plan = make(wish(pool(placement="spread", replicas=4)), names, {host.host: host for host in hosts})
     assert [one.host for one in plan.start] == ["a", "b", "c", "c"]
+
+
+def test_a_host_that_is_only_a_name_is_told_to_be_open():
+    named = [declared(f"gpu-{number}", f"gpu-{number}.example") for number in range(7)]
+    line = open_hosts([*named, declared("a"), declared("b", "b.example", service_address="10.0.0.9")])
+    assert "gpu-0, gpu-1, gpu-2, gpu-3, gpu-4 and 2 more are published" in line
+    assert open_hosts([declared("a"), declared("six", "fd00::5")]) == ""
+
+
+def test_memlock_is_left_alone_where_a_runtime_may_not_raise_it():
+    def words(limits):
+        plan = planned([facts.host("a")], pool(replicas=1, limits=limits))
+        return [str(word) for word in by_phase(plan.bring_up, "start")[0].do[0].argv]
+
+    assert "memlock=-1" in words(Limits())
+    assert not any("ulimit" in word for word in words(Limits(memlock="inherit")))
+    changed = spec_of(wish(pool(limits=Limits(memlock="inherit"))))
+    assert changed != spec_of(wish())

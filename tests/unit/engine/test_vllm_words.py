@@ -102,6 +102,13 @@ def test_a_batch_holds_the_sequences_and_a_whole_prompt_where_prompts_are_not_cu
     assert value(long, "--max-num-batched-tokens") == "32768"
 
 
+def test_models_that_pool_take_prompts_whole():
+    embed = ("--runner", "pooling")
+    assert value(arguments(pool(args=embed), 1), "--max-num-batched-tokens") == "32768"
+    long = (*embed, "--max-model-len", "40000")
+    assert value(arguments(pool(args=long), 1), "--max-num-batched-tokens") == "40000"
+
+
 def test_a_short_name_is_not_set_twice():
     assert "--tensor-parallel-size" not in arguments(pool(args=("-tp", "2")), 2)
 

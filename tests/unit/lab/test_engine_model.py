@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpufleet.engine.kinds import senseless
 from gpufleet.engine.questions import chat_body, degenerate, served_names, stream_error, streamed_text
 from gpufleet.lab.vllm.api import Reply, Request
 from gpufleet.lab.vllm.engine_model import EngineModel, Phase, serve
@@ -195,7 +196,6 @@ def test_the_ready_question_of_the_engine_room():
         ("/v1/chat/completions", chat(max_tokens=True), 400, "BadRequestError"),
         ("/v1/chat/completions", chat(max_tokens=10**6), 400, "BadRequestError"),
         ("/v1/completions", {"model": "m"}, 400, "BadRequestError"),
-        ("/v1/embeddings", {"model": "m"}, 400, "BadRequestError"),
         ("/tokenize", {"model": "x"}, 404, "NotFoundError"),
     ],
 )
@@ -208,12 +208,15 @@ def test_errors_have_vllms_shape(path, body, status, kind):
 
 
 def test_embeddings_are_unit_vectors_in_both_encodings():
-    plain = answered(engine(), "/v1/embeddings", {"model": "m", "input": ["a", "b"], "dimensions": 8})
+    body = {"model": "m", "input": ["a", "b"], "dimensions": 8}
+    plain = answered(engine(kind="embedding"), "/v1/embeddings", body)
     vectors = [row["embedding"] for row in plain["data"]]
     assert vectors[0] != vectors[1]
     assert math.isclose(sum(x * x for x in vectors[0]), 1.0)
     packed = answered(
-        engine(), "/v1/embeddings", {"input": "a", "dimensions": 8, "encoding_format": "base64"}
+        engine(kind="embedding"),
+        "/v1/embeddings",
+        {"input": "a", "dimensions": 8, "encoding_format": "base64"},
     )
     raw = base64.b64decode(packed["data"][0]["embedding"])
     assert struct.unpack("<8f", raw) == pytest.approx(vectors[0], abs=1e-6)
@@ -387,4 +390,35 @@ def test_answers_to_anything_are_text(prompt):
     st.sampled_from(["/v1/chat/completions", "/v1/completions", "/tokenize", "/v1/embeddings"]),
 )
 def test_any_body_is_answered(body, path):
-    assert ask(engine(), path, body).status in {200, 400, 404}
+    kind = "embedding" if path.endswith("embeddings") else "generate"
+    assert ask(engine(kind=kind), path, body).status in {200, 400, 404}
+
+
+@pytest.mark.parametrize(
+    ("kind", "path", "body"),
+    [
+        ("embedding", "/v1/embeddings", {"input": "a"}),
+        ("rerank", "/v1/rerank", {"query": "a", "documents": ["b", "a"]}),
+        ("rerank", "/v1/score", {"text_1": "a", "text_2": "a"}),
+        ("pooling", "/pooling", {"input": ["a"]}),
+        ("pooling", "/classify", {"input": "a"}),
+        ("speech", "/v1/audio/speech", {"input": "a"}),
+    ],
+)
+def test_each_kind_of_model_has_its_own_paths(kind, path, body):
+    model = engine(kind=kind)
+    good = ask(model, path, {"model": "m", **body})
+    assert good.status == 200
+    assert ask(model, path, {"model": "other", **body}).status == 404
+    assert ask(model, path, {"model": "m"}).status == 400
+    assert ask(engine(kind=kind, mode=Mode.DEGENERATE), path, {"model": "m", **body}).status == 500
+    assert ask(model, "/v1/chat/completions", chat()).status == 404
+    assert ask(engine(), path, {"model": "m", **body}).status == 404
+    if kind != "speech":
+        assert senseless(kind, good.body().decode()) == ""
+
+
+def test_a_reranker_puts_the_same_text_first():
+    page = answered(engine(kind="rerank"), "/v1/rerank", {"query": "a", "documents": ["b", "a"]})
+    assert [row["index"] for row in page["results"]] == [1, 0]
+    assert page["results"][0]["relevance_score"] == pytest.approx(1.0)

@@ -66,6 +66,46 @@ def test_words_that_vllm_does_not_know_end_it(words, says):
     assert says in log.startup(spec)[-1].text
 
 
+@pytest.mark.parametrize(
+    ("version", "words", "says"),
+    [
+        ("0.12.0", ("m", "--task", "embed"), ""),
+        ("0.14.1", ("m", "--task", "embed"), "vllm: error: unrecognized arguments: --task embed"),
+        ("0.16.0", ("m", "--swap-space=4"), ""),
+        ("0.16.0", ("m", "--shutdown-timeout", "3"), "unrecognized arguments: --shutdown-timeout 3"),
+        ("0.17.0", ("m", "--shutdown-timeout", "3"), ""),
+        ("0.33.0", ("m", "--no-enable-prefix-caching", "--max-model", "8"), ""),
+        ("0.33.0", ("m", "--enable-lora=True"), "argument --enable-lora: ignored explicit argument 'True'"),
+        ("0.33.0", ("m", "--max-model-len", "--enforce-eager"), "--max-model-len: expected one argument"),
+        ("0.33.0", ("m", "--enforce-eager", "true"), "unrecognized arguments: true"),
+        ("0.40.0", ("m", "--swap-space=4"), ""),
+    ],
+)
+def test_each_version_has_its_own_flags(version, words, says):
+    spec = spec_of(*words, **{LAB_VARIABLE: f"version={version}"})
+    assert says in spec.refusal if says else spec.refusal == ""
+    assert says in log.startup(spec)[-1].text
+
+
+def test_the_old_entrypoint_speaks_under_its_own_name():
+    module = ("python3", "-m", "vllm.entrypoints.openai.api_server", "m", "--model", "x")
+    assert parse_spec(module, {}).refusal == "api_server.py: error: unrecognized arguments: m"
+
+
+@pytest.mark.parametrize(
+    ("words", "kind"),
+    [
+        (("BAAI/bge-m3",), "embedding"),
+        (("m", "--runner", "pooling"), "embedding"),
+        (("m", "--convert", "classify"), "pooling"),
+        (("qwen/reranker",), "rerank"),
+        (("m",), "generate"),
+    ],
+)
+def test_arguments_and_names_tell_what_a_model_does(words, kind):
+    assert spec_of(*words).kind == kind
+
+
 def test_another_program_is_refused():
     assert "invalid choice" in parse_spec(("vllm", "chat"), {}).refusal
 

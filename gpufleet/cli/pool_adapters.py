@@ -1,0 +1,60 @@
+"""`pool set --load-adapter` and `--unload-adapter`: what is typed, what is confirmed, what is answered."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gpufleet.cli import wiring
+from gpufleet.cli.console import Answer, confirm, note
+from gpufleet.cli.settings import current
+from gpufleet.deploy.adapter_flow import carry_out_adapters, prepare_adapters
+from gpufleet.errors import ExitCode, Interrupted, UsageError
+from gpufleet.names import PoolName
+from gpufleet.pools.load import unknown
+from gpufleet.pools.mistakes import NAME
+
+
+def answer(name: str, load: Sequence[str], unload: Sequence[str], *, dry_run: bool, check: bool) -> Answer:
+    """Do it, or show it."""
+    wanted = dict(_pair(word) for word in load)
+    both = sorted(set(wanted) & set(unload))
+    if both:
+        raise UsageError(f"{', '.join(both)} is to be loaded and unloaded", hints=("one after the other",))
+    with wiring.fleet_tools(current()) as tools:
+        if not NAME.fullmatch(name) or tools.store.record(PoolName(name)) is None:
+            raise unknown(name, tuple(tools.store.names()))
+        prepared = prepare_adapters(
+            tools, PoolName(name), wanted, tuple(dict.fromkeys(unload)), command=f"pool set {name}"
+        )
+        lines = [f"  {step.host}: {step.title}" for step in prepared.plan.steps] or ["  no member is touched"]
+        if dry_run or check:
+            code = ExitCode.CHANGES if check and prepared.changes else ExitCode.OK
+            steps = [
+                {"host": step.host, "phase": step.phase, "title": step.title} for step in prepared.plan.steps
+            ]
+            return Answer(
+                command="pool set",
+                outcome="changes" if prepared.changes else "no_change",
+                exit=code,
+                fields={"pool": name, "steps": steps},
+                text="\n".join((f"pool {name}:", *lines)),
+            )
+        if prepared.plan.steps:
+            for line in lines:
+                note(line)
+            if not confirm(f"Change the adapters of pool {name}?"):
+                raise Interrupted("not confirmed; nothing was changed")
+        done = carry_out_adapters(tools, prepared)
+    text = f"pool {name}: " + (
+        "nothing to do" if done.outcome == "no_change" else "adapters changed on all members"
+    )
+    return Answer(command="pool set", outcome=done.outcome, fields={"pool": name, **done.fields()}, text=text)
+
+
+def _pair(word: str) -> tuple[str, str]:
+    name, equals, path = word.partition("=")
+    if not equals:
+        raise UsageError(
+            f"`--load-adapter {word}` is not NAME=PATH", hints=("for example sql=/srv/adapters/sql",)
+        )
+    return name, path

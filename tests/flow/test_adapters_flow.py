@@ -1,0 +1,155 @@
+"""Adapters on all members as one change, in simulated hosts: loaded, unloaded, refused, taken back, resumed."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from gpufleet.deploy.adapter_flow import carry_out_adapters, prepare_adapters
+from gpufleet.errors import PreflightFailed, RolledBack, UsageError
+from gpufleet.lab.faults import Fault, Kind
+from gpufleet.lab.vllm.api import Request
+from gpufleet.names import PoolName, RunId
+from gpufleet.pools import record
+from tests.kit.deploy_site import Site
+
+NAME = PoolName("chat")
+
+
+@pytest.fixture
+def site(tmp_path):
+    site = Site(tmp_path, 2)
+    site.deploy(site.pool(lora={"fr": "/srv/lora/fr"}, lora_from="/srv/lora"))
+    return site
+
+
+def change(site, load=(), unload=(), *faults):
+    tools = site.tools(*faults)
+    return carry_out_adapters(
+        tools, prepare_adapters(tools, NAME, dict(load), tuple(unload), command="pool set chat")
+    )
+
+
+def engines(site):
+    """Every engine's adapters, asked past gpufleet."""
+    found = []
+    for lab in site.fleet:
+        for container in lab.containers.containers.values():
+            if container.running and container.wish.labels.get("gpufleet.pool") == "chat":
+                found.append(lab.containers.engines.models[container.id])
+    return found
+
+
+def adapters(site):
+    return [dict(engine.spec.adapters) for engine in engines(site)]
+
+
+def names(site):
+    table = json.loads((site.path / "state" / "routes.json").read_text())
+    return next(pool["models"] for pool in table["pools"] if pool["name"] == "chat")
+
+
+def recorded(site):
+    return record.pool_of(site.tools().store.record(NAME)).lora
+
+
+def test_a_pool_starts_with_its_adapters_and_serves_their_names(site):
+    assert adapters(site) == [{"fr": "/srv/lora/fr"}] * 2
+    assert names(site) == ["qwen", "fr"]
+
+
+def test_an_adapter_is_loaded_on_all_members_and_published(site):
+    before = site.containers()
+    done = change(site, {"sql": "/srv/lora/sql"})
+    assert done.outcome == "committed"
+    assert adapters(site) == [{"fr": "/srv/lora/fr", "sql": "/srv/lora/sql"}] * 2
+    assert names(site) == ["qwen", "fr", "sql"]
+    assert recorded(site) == {"fr": "/srv/lora/fr", "sql": "/srv/lora/sql"}
+    assert site.containers() == before
+    assert site.leases() == []
+    assert change(site, {"sql": "/srv/lora/sql"}).outcome == "no_change"
+
+
+def test_an_adapter_is_unloaded_everywhere(site):
+    change(site, {}, ("fr",))
+    assert adapters(site) == [{}, {}]
+    assert names(site) == ["qwen"]
+    assert recorded(site) == {}
+
+
+def test_one_member_that_cannot_load_it_leaves_none_with_it(site):
+    engine = engines(site)[1]
+    engine.spec = replace(engine.spec, runtime_lora=False)
+    with pytest.raises(RolledBack):
+        change(site, {"sql": "/srv/lora/sql"})
+    assert adapters(site) == [{"fr": "/srv/lora/fr"}] * 2
+    assert names(site) == ["qwen", "fr"]
+    with pytest.raises(RolledBack):
+        change(site, {}, ("fr",))
+    assert adapters(site) == [{"fr": "/srv/lora/fr"}] * 2
+    assert names(site) == ["qwen", "fr"]
+
+
+def test_an_adapter_that_is_not_there_is_told(site):
+    with pytest.raises(RolledBack) as caught:
+        change(site, {"sql": "/srv/lora/missing"})
+    assert "No adapter found" in str(caught.value.rows) + str(caught.value)
+    assert adapters(site) == [{"fr": "/srv/lora/fr"}] * 2
+
+
+def test_a_member_that_does_not_run_stops_it_before_it_begins(site):
+    lab = next(iter(site.fleet))
+    lab.containers.stop(
+        next(one for one in lab.containers.containers.values() if one.wish.labels.get("gpufleet.pool"))
+    )
+    with pytest.raises(PreflightFailed, match="do not run"):
+        change(site, {"sql": "/srv/lora/sql"})
+
+
+def test_an_adapter_of_that_name_from_elsewhere_is_refused(site):
+    body = json.dumps({"lora_name": "sql", "lora_path": "/other"}).encode()
+    engine = engines(site)[0]
+    key = site.tools().store.key(NAME).reveal()
+    headers = {"authorization": f"Bearer {key}"}
+    engine.respond(Request("POST", "/v1/load_lora_adapter", headers, body), site.clock.monotonic())
+    with pytest.raises(PreflightFailed, match="another adapter"):
+        change(site, {"sql": "/srv/lora/sql"})
+
+
+@pytest.mark.parametrize(
+    ("load", "unload", "message"),
+    [
+        ({"sql": "/elsewhere/sql"}, (), "cannot see"),
+        ({"a b": "/srv/lora/x"}, (), "no name of an adapter"),
+        ({"sql": "/srv/lora/a=b"}, (), "no place of an adapter"),
+        ({"sql": "/srv/lora/../../etc"}, (), "no place of an adapter"),
+        ({"qwen": "/srv/lora/x"}, (), "name of the model itself"),
+        ({"fr": "/srv/lora/other"}, (), "is loaded from"),
+        ({}, ("de",), "has no adapter de"),
+    ],
+)
+def test_what_cannot_be_is_refused(site, load, unload, message):
+    with pytest.raises(UsageError, match=message):
+        change(site, load, unload)
+
+
+def test_a_pool_without_adapters_says_what_to_do(tmp_path):
+    site = Site(tmp_path, 1)
+    site.deploy(site.pool(replicas=1))
+    with pytest.raises(UsageError, match="started without adapters"):
+        change(site, {"sql": "/srv/lora/sql"})
+
+
+def test_a_lost_connection_is_looked_into(site):
+    fault = Fault(host="gpu-02", kind=Kind.LOSE_AFTER, pattern="/v1/load_lora_adapter")
+    assert change(site, {"sql": "/srv/lora/sql"}, (), fault).outcome == "committed"
+    assert adapters(site) == [{"fr": "/srv/lora/fr", "sql": "/srv/lora/sql"}] * 2
+
+
+def test_what_was_committed_is_published_by_whoever_resumes(site):
+    from gpufleet.deploy.commit import finish_commit
+
+    context = {"use": "pool-adapters", "pool": "chat", "load": '{"sql":"/srv/lora/sql"}', "unload": "[]"}
+    for _ in range(2):
+        finish_commit(site.tools().store)(RunId("r"), context)
+    assert names(site) == ["qwen", "fr", "sql"]
