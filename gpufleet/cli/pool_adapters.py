@@ -14,8 +14,18 @@ from gpufleet.pools.load import unknown
 from gpufleet.pools.mistakes import NAME
 
 
-def answer(name: str, load: Sequence[str], unload: Sequence[str], *, dry_run: bool, check: bool) -> Answer:
-    """Do it, or show it."""
+def answer(
+    name: str,
+    load: Sequence[str] | None,
+    unload: Sequence[str] | None,
+    alone: bool,
+    dry_run: bool,
+    check: bool,
+) -> Answer:
+    """Do it, or show it; `alone`: nothing else is to be set."""
+    if not alone:
+        raise UsageError("adapters are changed by a command of their own")
+    load, unload = load or (), unload or ()
     wanted = dict(_pair(word) for word in load)
     both = sorted(set(wanted) & set(unload))
     if both:

@@ -107,8 +107,8 @@ def _store() -> PoolStore:
 
 def _known(store: PoolStore, name: str) -> PoolName:
     from gpufleet.names import PoolName
-    from gpufleet.pools.document import NAME
     from gpufleet.pools.load import unknown
+    from gpufleet.pools.mistakes import NAME
 
     if not NAME.fullmatch(name) or not store.revisions(PoolName(name)):
         raise unknown(name, tuple(store.names()))

@@ -83,8 +83,8 @@ def scale(
     from gpufleet.deploy import diff
     from gpufleet.deploy.flow import carry_out, prepare
     from gpufleet.names import PoolName
-    from gpufleet.pools.document import NAME
     from gpufleet.pools.load import named
+    from gpufleet.pools.mistakes import NAME
     from gpufleet.pools.record import pool_of
 
     with wiring.fleet_tools(current()) as tools:

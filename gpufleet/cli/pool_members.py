@@ -9,7 +9,7 @@ import typer
 
 from gpufleet.cli import wiring
 from gpufleet.cli.console import Answer, finish, note, table, warn
-from gpufleet.cli.pool_options import Algorithm, Hosts, Members, Name, OptionalName
+from gpufleet.cli.pool_options import Algorithm, Check, DryRun, Hosts, Members, Name, OptionalName
 from gpufleet.cli.settings import current
 from gpufleet.errors import ExitCode, UsageError
 
@@ -47,7 +47,7 @@ Unload = Annotated[
 ]
 
 
-def set_pool(  # noqa: PLR0913  # options, given by name
+def set_pool(  # options, given by name
     name: Name,
     algorithm: Algorithm = "",
     weights: Weights = None,
@@ -63,29 +63,13 @@ def set_pool(  # noqa: PLR0913  # options, given by name
     definition in the inventory or beside it is changed with the rest, its comments and order kept.
     """
     if load or unload:
-        raise finish(
-            _adapters(
-                name,
-                load or (),
-                unload or (),
-                alone=not (algorithm or weights or limits),
-                dry_run=dry_run,
-                check=check,
-            )
-        )
+        from gpufleet.cli import pool_adapters
+
+        alone = not (algorithm or weights or limits)
+        raise finish(pool_adapters.answer(name, load, unload, alone, dry_run, check))
     if dry_run or check:
         raise UsageError("`--dry-run` and `--check` go with adapters: nothing else here touches a host")
     _set(name, algorithm, weights, limits)
-
-
-def _adapters(
-    name: str, load: Sequence[str], unload: Sequence[str], *, alone: bool, dry_run: bool, check: bool
-) -> Answer:
-    from gpufleet.cli import pool_adapters
-
-    if not alone:
-        raise UsageError("adapters are changed by a command of their own")
-    return pool_adapters.answer(name, load, unload, dry_run=dry_run, check=check)
 
 
 def _set(name: str, algorithm: str, weights: Weights, limits: Limit) -> None:
@@ -382,8 +366,8 @@ def _check_known(inventory: Inventory, store: PoolStore, name: str, *, defined: 
     """Raises UsageError unless the pool is deployed, or at least `defined` where that is enough."""
     from gpufleet.cli import pool_wishes as wishes
     from gpufleet.names import PoolName
-    from gpufleet.pools.document import NAME
     from gpufleet.pools.load import named, unknown
+    from gpufleet.pools.mistakes import NAME
 
     if NAME.fullmatch(name) and store.record(PoolName(name)) is not None:
         return

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from gpufleet.change.reach import Reach
-from gpufleet.deploy import commit, gate, members
+from gpufleet.deploy import commit, members
 from gpufleet.deploy.commands import Dialect
 from gpufleet.deploy.placement.slots import Room, find
 from gpufleet.deploy.replicas import LABEL, Present, bind_address, url_of
@@ -165,7 +165,7 @@ def _said(
     for one, port, key in questions:
         words += [one.id, url_of(bind_address(host) or "127.0.0.1", port), key]
     command: Command = dialect.script(
-        ASK, gate.PYTHON, *words, mutates=False, timeout=30.0 + 15.0 * len(questions)
+        ASK, asking.PYTHON, *words, mutates=False, timeout=30.0 + 15.0 * len(questions)
     )
     outcome = reach.insist(host.name, command)
     if isinstance(outcome, Lost):

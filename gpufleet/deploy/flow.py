@@ -99,11 +99,7 @@ def prepare(
     """
     models = catalogue(tools.inventory)
     pool = filled(pool, models)
-    for line in check(tools.engine, pool):
-        tools.warn(line)
-    chosen = select(tools.inventory, pool.hosts, where=pool.hosts_at)
-    if line := open_hosts(chosen):
-        tools.warn(line)
+    chosen = _chosen(tools, pool)
     known = tools.store.record(pool.name)
     pool = resolved(tools, _with_members(pool, known))
     members.refuse_empty(pool)
@@ -164,6 +160,16 @@ def _weighed(
     for line in doubts(judged):
         tools.warn(line)
     return replace(plan, memory=judged)
+
+
+def _chosen(tools: Tools, pool: Pool) -> tuple[Host, ...]:
+    """The hosts that the pool asks for; what cannot be told of its arguments, and which hosts are open, is said."""
+    for line in check(tools.engine, pool):
+        tools.warn(line)
+    chosen = select(tools.inventory, pool.hosts, where=pool.hosts_at)
+    if line := open_hosts(chosen):
+        tools.warn(line)
+    return chosen
 
 
 def carry_out(tools: Tools, prepared: Prepared) -> Done:
