@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from gpufleet.change.reach import Reach
-from gpufleet.deploy import commit, members
+from gpufleet.deploy import asking, commit, members
 from gpufleet.deploy.commands import Dialect
 from gpufleet.deploy.placement.slots import Room, find
 from gpufleet.deploy.replicas import LABEL, Present, bind_address, url_of
