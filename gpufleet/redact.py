@@ -81,6 +81,7 @@ def referred() -> frozenset[str]:
     return frozenset(_REFERRED)
 
 
+_TOKEN = re.compile(r"(?:hf_|sk-|gf-|gfk-)")
 _PATTERNS = (
     re.compile(r"\bhf_[A-Za-z0-9]{16,}"),
     re.compile(r"\b(?:sk|gf|gfk)-[A-Za-z0-9_-]{8,}"),
@@ -98,12 +99,16 @@ _PATTERNS = (
 def scrub(text: str, known: tuple[Secret[str], ...] = ()) -> str:
     """`text` without the values of `known`, without longer secrets of this process, without what looks like one.
 
-    Values go first and longest first, so that one that contains another leaves nothing behind.
+    Values go first and longest first, so that one that contains another leaves nothing behind; one that looks like a
+    token takes the rest of the word with it, which may be a longer token that begins alike.
     """
     values = {secret.reveal() for secret in known if len(secret.reveal()) >= LEAST}
     values |= {value for secret in live() if len(value := secret.known_text) >= LEAST_UNASKED}
     for value in sorted(values, key=len, reverse=True):
-        text = text.replace(value, MASK)
+        if _TOKEN.match(value):
+            text = re.sub(f"{re.escape(value)}[A-Za-z0-9_-]*", MASK, text)
+        else:
+            text = text.replace(value, MASK)
     for pattern in _PATTERNS:
         text = pattern.sub(MASK, text)
     return text

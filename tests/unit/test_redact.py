@@ -82,3 +82,8 @@ def test_a_crash_file_holds_none(tmp_path, capsys, monkeypatch):
     (file,) = (tmp_path / "crashes").iterdir()
     assert MASK in file.read_text()
     assert "w0rd5" not in file.read_text() + capsys.readouterr().err
+
+
+def test_a_token_that_begins_like_a_known_one_leaves_no_tail():
+    known = (Secret("gf-abcdefgh"),)
+    assert scrub("asked with gf-abcdefgh1234 and gf-abcdefgh.", known) == f"asked with {MASK} and {MASK}."
