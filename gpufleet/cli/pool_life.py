@@ -202,6 +202,9 @@ def delete(
             "--force", help="Also stop containers that were added, and forget replicas out of reach."
         ),
     ] = False,
+    no_drain: Annotated[
+        bool, typer.Option("--no-drain", help="Stop at once, and cut off what is in flight.")
+    ] = False,
     dry_run: DryRun = False,
     check: Check = False,
 ) -> None:
@@ -223,7 +226,7 @@ def delete(
         hosts = wiring.select(tools.inventory, definition.hosts if definition else ())
         command = f"pool delete {name}"
         deletion = prepare_deletion(
-            tools, PoolName(name), hosts, command=command, keep=keep_members, force=force
+            tools, PoolName(name), hosts, command=command, keep=keep_members, force=force, drain=not no_drain
         )
         lines = [f"pool {name} goes:", *deletion.lines]
         if dry_run or check:

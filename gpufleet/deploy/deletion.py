@@ -1,4 +1,4 @@
-"""Taking a pool away: stop every replica or none, unpublish, then remove; and the end of runs that others resume."""
+"""Taking a pool away: drain and stop every replica or none, unpublish, then remove; and the end of runs that others resume."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from gpufleet.change.flow import Change, run_change
-from gpufleet.change.model import Plan
+from gpufleet.change.model import Plan, Step
 from gpufleet.change.records import journal_file
 from gpufleet.deploy import commit
 from gpufleet.deploy.audit import Line, audited
 from gpufleet.deploy.commands import Dialect
+from gpufleet.deploy.emptying import Emptying
 from gpufleet.deploy.flow import forget_elsewhere
 from gpufleet.deploy.plan import fingerprint
 from gpufleet.deploy.replicas import LABEL, Present, held_by, replicas_of
@@ -22,7 +23,9 @@ from gpufleet.engine.vllm import STOP_TIMEOUT
 from gpufleet.errors import ErrorRow, FleetError, Refused
 from gpufleet.hosts.model import HostFacts, Known
 from gpufleet.inventory.model import Host
-from gpufleet.names import HostName, PoolName, ReplicaId, RunId
+from gpufleet.names import HostName, PoolName, ReplicaId, RunId, StepId
+from gpufleet.pools import record
+from gpufleet.pools.model import GateWish
 from gpufleet.pools.record import PoolRecord
 
 
@@ -46,6 +49,7 @@ def prepare_deletion(
     command: str,
     keep: bool = False,
     force: bool = False,
+    drain: bool = True,
 ) -> Deletion:
     """Look for the pool's replicas on these hosts and on those of its record; plan to stop them all.
 
@@ -56,6 +60,7 @@ def prepare_deletion(
         command: as typed.
         keep: stop nothing, only take the pool away.
         force: stop containers that were added too, and forget replicas on hosts that the inventory lost.
+        drain: take the members out of the routes and let them finish first.
 
     Raises:
         Refused: a replica runs on a host that the inventory does not have any more.
@@ -68,16 +73,23 @@ def prepare_deletion(
     present = replicas_of(name, facts.values())
     strangers = _added(known, facts) if known is not None else ()
     gone = () if keep else (*present, *(strangers if force else ()))
-    steps = tuple(
-        stop_step(one, Dialect.of(runtime.value), STOP_TIMEOUT, frozenset())
+    dialects = {
+        host: Dialect.of(seen.runtime.value)
+        for host, seen in facts.items()
+        if isinstance(seen.runtime, Known)
+    }
+    drains, waits = _drains(tools, known, name, gone, dialects) if drain else ([], {})
+    stops = [
+        stop_step(one, dialects[one.host], STOP_TIMEOUT, waits.get(one.container.id, frozenset()))
         for one in gone
-        if one.up and isinstance(runtime := facts[one.host].runtime, Known)
-    )
+        if one.up and one.host in dialects
+    ]
+    steps = (*drains, *stops) if stops else ()
     plan = Plan(
         title=f"delete pool {name}",
         command=command,
         steps=steps,
-        fingerprint=fingerprint({step.host: facts[step.host] for step in steps}),
+        fingerprint=fingerprint({step.host: facts[step.host] for step in stops}),
         context=commit.delete_context(
             name, gone, tools.inventory.hosts, tools.engine, kept=keep and bool(present)
         ),
@@ -95,6 +107,21 @@ def prepare_deletion(
             for one in (*present, *strangers)
         ),
     )
+
+
+def _drains(
+    tools: Tools,
+    known: PoolRecord | None,
+    name: PoolName,
+    gone: Sequence[Present],
+    dialects: Mapping[HostName, Dialect],
+) -> tuple[list[Step], dict[str, frozenset[StepId]]]:
+    served = next((pool for pool in tools.store.routes().pools if pool.name == name), None)
+    gate = record.pool_of(known).gate if known is not None else GateWish()
+    place = Emptying(
+        served=served, hosts=tools.inventory.hosts, dialects=dialects, engine=tools.engine, gate=gate
+    )
+    return place.steps(gone)
 
 
 def _refuse_lost(tools: Tools, name: PoolName, known: PoolRecord) -> None:

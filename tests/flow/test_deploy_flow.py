@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
+from gpufleet.change.events import Intended
+from gpufleet.deploy.deletion import delete, prepare_deletion
 from gpufleet.deploy.flow import carry_out, prepare
 from gpufleet.errors import (
     ExitCode,
@@ -325,3 +328,31 @@ def test_a_second_pool_goes_where_there_is_room(site):
     with pytest.raises(Unplaceable) as caught:
         site.deploy(site.pool(name=PoolName("third")))
     assert "gpufleet-chat-0" in caught.value.rows[0].message
+
+
+def test_a_deletion_stops_nothing_that_may_still_be_sent_to(site):
+    site.deploy()
+    states: list[set[str]] = []
+    tools = site.tools()
+
+    def watch(step, event):
+        if step is not None and step.phase == "stop" and isinstance(event, Intended):
+            (pool,) = tools.store.routes().pools
+            states.append({member.state for member in pool.endpoints})
+
+    watched = replace(tools, change=replace(tools.change, observer=watch))
+    hosts = tuple(site.inventory.hosts.values())
+    deletion = prepare_deletion(watched, PoolName("chat"), hosts, command="pool delete chat")
+    assert [step.phase for step in deletion.plan.steps] == ["route", "drain", "drain", "stop", "stop"]
+    delete(watched, deletion)
+    assert states == [{"draining"}, {"draining"}]
+    assert site.routes() == {}
+
+
+def test_a_deletion_at_once_drains_nothing(site):
+    site.deploy()
+    hosts = tuple(site.inventory.hosts.values())
+    deletion = prepare_deletion(
+        site.tools(), PoolName("chat"), hosts, command="pool delete chat --no-drain", drain=False
+    )
+    assert [step.phase for step in deletion.plan.steps] == ["stop", "stop"]
