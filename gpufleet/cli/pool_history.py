@@ -40,7 +40,7 @@ def history(name: Name) -> None:
             "at": one.written_at,
             "by": one.by,
             "run": one.run,
-            "image": str(one.pool.get("engine", {}).get("image", "")),
+            "image": one.pulled or str(one.pool.get("engine", {}).get("image", "")),
             "changed": list(changed(kept[at - 1] if at else None, one)),
             "result": "serving" if serving is not None and one.revision == serving.revision else "replaced",
         }
@@ -85,7 +85,9 @@ def rollback(
         order = wishes.strategy_of(strategy, max_unavailable, "", None, None)
         if order:
             pool = wishes.altered(pool, {"strategy": order})
-        prepared = prepare(tools, pool, command=f"pool rollback {name} --to {wanted.revision}")
+        prepared = prepare(
+            tools, pool, command=f"pool rollback {name} --to {wanted.revision}", pulled=wanted.pulled
+        )
         if dry_run or check:
             raise finish(pool_text.plan_answer("pool rollback", prepared, check=check))
         if prepared.changes:

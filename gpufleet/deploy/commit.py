@@ -50,8 +50,12 @@ def deploy_context(
     boots: Mapping[HostName, str],
     orphans: Sequence[record.EndpointRecord],
     by: str = "",
+    pulled: str = "",
 ) -> dict[str, str]:
-    """The context of a deploy's plan; `boots`: boot ids of the hosts that were looked at, `orphans`: replicas elsewhere."""
+    """The context of a deploy's plan.
+
+    `boots`: boot ids of the hosts that were looked at, `orphans`: replicas elsewhere, `pulled`: what the replicas run.
+    """
     served = {endpoint.host for endpoint in plan.endpoints}
     written = PoolRecord(
         revision=revision,
@@ -60,6 +64,7 @@ def deploy_context(
         pool=document.from_model(plan.pool),
         endpoints=record.endpoint_records(plan.endpoints),
         spec=plan.spec,
+        pulled=pulled,
         by=by,
         boots={host: boot for host, boot in sorted(boots.items()) if host in served},
         orphans=tuple(orphans),

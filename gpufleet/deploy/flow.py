@@ -199,6 +199,7 @@ def _carried_out(tools: Tools, prepared: Prepared) -> Done:
         return Done(outcome="no_change", generation=tools.store.routes().generation, hosts=served(plan))
     settle_old_runs(tools, prepared.facts)
     tools.store.keep_key(plan.pool.name, prepared.key)
+    known = tools.store.record(plan.pool.name)
     context = commit.deploy_context(
         plan,
         tools.inventory.hosts,
@@ -210,6 +211,7 @@ def _carried_out(tools: Tools, prepared: Prepared) -> Done:
         boots=boots_of(prepared.facts),
         by=tools.change.operator,
         orphans=prepared.orphans,
+        pulled=plan.pulled if plan.start or known is None else known.pulled,
     )
     change: Change | None = None
     if plan.bring_up.steps:

@@ -86,10 +86,12 @@ class DeployPlan:
         waves: in which order; see `strategy`.
         spec: hash of all that a replica's container is made from.
         memory: whether each new replica fits its GPU or slice.
+        pulled: the image as it is named to the runtime, with its digest where that is known.
     """
 
     pool: Pool
     spec: str
+    pulled: str
     bring_up: Plan
     endpoints: tuple[Endpoint, ...]
     keep: tuple[Present, ...]
@@ -337,6 +339,7 @@ def _assembled(
     return DeployPlan(
         pool=pool,
         spec=stage.launch.spec,
+        pulled=stage.launch.container.image,
         bring_up=replace(plan, fingerprint=fingerprint({host: facts[host] for host in plan.hosts})),
         endpoints=endpoints,
         keep=keep,

@@ -36,6 +36,7 @@ class PoolRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         pool: the definition with secrets as references.
         run: the one that made it.
         spec: hash that the containers of this revision carry.
+        pulled: the image that they run, with its digest where that is known.
         boots: boot id of each host when it was planned; an unknown one is left out.
         by: who deployed it.
         orphans: replicas on hosts that could not be looked at: they run on, and are not served.
@@ -48,6 +49,7 @@ class PoolRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     pool: dict[str, Any]
     endpoints: tuple[EndpointRecord, ...] = ()
     spec: str = ""
+    pulled: str = ""
     boots: dict[str, str] = {}
     by: str = ""
     orphans: tuple[EndpointRecord, ...] = ()

@@ -93,3 +93,29 @@ def test_a_deleted_pool_has_no_history(desk):
     deployed(desk)
     assert desk.run("pool", "delete", "chat", "--yes")[0] == 0
     assert desk.run("pool", "history", "chat")[0] == 2
+
+
+def test_a_rollback_runs_the_digest_that_the_revision_ran(desk):
+    registry = desk.fleet.registry
+    registry.asked_by_plugin = True
+    image = "vllm/vllm-openai:v0.20.0"
+    ran = []
+    for number, digest in ((1000, "1" * 64), (2000, "2" * 64)):
+        registry.moved[image] = f"sha256:{digest}"
+        for lab in desk.fleet:
+            lab.containers.images.clear()
+        deployed(desk, "--image", image, *length(number))
+        ran.append(f"vllm/vllm-openai@sha256:{digest}")
+    rows = desk.json("pool", "history", "chat")["revisions"]
+    assert [row["image"] for row in rows] == ran
+    for lab in desk.fleet:
+        lab.containers.images.clear()
+    assert desk.json("pool", "rollback", "chat", "--yes")["outcome"] == "committed"
+    running = {
+        one.wish.image
+        for lab in desk.fleet
+        for one in lab.containers.containers.values()
+        if one.running and one.wish.labels.get("gpufleet.pool") == "chat"
+    }
+    assert running == {ran[0]}
+    assert desk.json("pool", "history", "chat")["revisions"][-1]["image"] == ran[0]
