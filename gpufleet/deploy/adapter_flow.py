@@ -16,7 +16,7 @@ from gpufleet.change.reach import Reach
 from gpufleet.deploy import commit
 from gpufleet.deploy.adapters import Member, listed, load_step, unload_step
 from gpufleet.deploy.commands import Dialect
-from gpufleet.deploy.plan import fingerprint
+from gpufleet.deploy.fingerprint import fingerprint
 from gpufleet.deploy.replicas import replicas_of
 from gpufleet.deploy.retire import copy_routes
 from gpufleet.deploy.survey import survey

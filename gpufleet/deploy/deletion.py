@@ -12,8 +12,8 @@ from gpufleet.deploy import commit
 from gpufleet.deploy.audit import Line, audited
 from gpufleet.deploy.commands import Dialect
 from gpufleet.deploy.emptying import Emptying
+from gpufleet.deploy.fingerprint import fingerprint
 from gpufleet.deploy.flow import forget_elsewhere
-from gpufleet.deploy.plan import fingerprint
 from gpufleet.deploy.replicas import LABEL, Present, held_by, replicas_of
 from gpufleet.deploy.retire import Retired, copy_routes, retire, try_again
 from gpufleet.deploy.steps import stop_step

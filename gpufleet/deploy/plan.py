@@ -22,13 +22,14 @@ from gpufleet.change.model import Plan
 from gpufleet.deploy import members
 from gpufleet.deploy.arguments import check
 from gpufleet.deploy.commands import Dialect
+from gpufleet.deploy.fingerprint import fingerprint
 from gpufleet.deploy.numbers import numbered
 from gpufleet.deploy.pin import Pin
 from gpufleet.deploy.placement import nearest
 from gpufleet.deploy.placement.api import WHOLE, Demand, Placement, TooFew, placers
 from gpufleet.deploy.placement.gently import gently
 from gpufleet.deploy.placement.handover import in_the_way
-from gpufleet.deploy.placement.slots import HOLDING, Room, Taken, find, free_ports
+from gpufleet.deploy.placement.slots import Room, Taken, find, free_ports
 from gpufleet.deploy.replicas import LABEL, New, Present, endpoint, endpoint_of
 from gpufleet.deploy.rollout import Stage, bring_up, route_of
 from gpufleet.deploy.staging.steps import Staging, with_weights
@@ -354,7 +355,7 @@ def _check_names(wish: Wish, order: Sequence[Wave]) -> None:
     """Raises UsageError when old and new would serve together under different names."""
     served, name = wish.served, wish.pool.public_name
     together = len(order) > 1 or any(wave.watched for wave in order)
-    if served is not None and together and served.models != (name,):
+    if served is not None and together and name not in served.models:
         raise UsageError(
             f"clients of pool {wish.pool.name} use the name {', '.join(served.models)}, and the new replicas "
             f"would answer to {name} only",
@@ -373,29 +374,3 @@ def _endpoints(
     found += [endpoint(one, declared[one.host], wish.revision) for one in start]
     found += wish.added
     return tuple(sorted(found, key=lambda one: one.replica))
-
-
-def fingerprint(facts: Mapping[HostName, HostFacts]) -> str:
-    """Hash of what a plan rests on: boot, containers, GPUs and slices; not of what moves by itself."""
-    parts: list[object] = []
-    for name, host in sorted(facts.items()):
-        boot = host.boot_id.value if isinstance(host.boot_id, Known) else "unknown"
-        containers = host.containers.value if isinstance(host.containers, Known) else ()
-        gpus = host.gpus.value if isinstance(host.gpus, Known) else ()
-        parts.append(
-            (
-                name,
-                boot,
-                sorted((one.id, one.state in HOLDING, sorted(one.labels.items())) for one in containers),
-                sorted(
-                    (
-                        gpu.uuid,
-                        sorted(one.uuid for one in gpu.mig.instances.value)
-                        if isinstance(gpu.mig.instances, Known)
-                        else "unknown",
-                    )
-                    for gpu in gpus
-                ),
-            )
-        )
-    return hashlib.sha256(msgspec.json.encode(parts)).hexdigest()[:32]

@@ -15,9 +15,9 @@ from gpufleet.change.records import journal_file
 from gpufleet.change.records.document import Resolve
 from gpufleet.clock import SystemClock
 from gpufleet.deploy import adapters, gate, traffic, traffic_acts
+from gpufleet.deploy.fingerprint import fingerprint
 from gpufleet.deploy.footing import footing, moved
 from gpufleet.deploy.members import host_of
-from gpufleet.deploy.plan import fingerprint
 from gpufleet.deploy.staging import ask, looks, s3
 from gpufleet.deploy.survey import survey
 from gpufleet.engine.model import Engine

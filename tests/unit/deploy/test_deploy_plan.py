@@ -7,7 +7,8 @@ import pytest
 
 from gpufleet.change.records import document
 from gpufleet.deploy import diff
-from gpufleet.deploy.plan import Wish, fingerprint, make, spec_of
+from gpufleet.deploy.fingerprint import fingerprint
+from gpufleet.deploy.plan import Wish, make, spec_of
 from gpufleet.deploy.replicas import open_hosts
 from gpufleet.engine.vllm import Vllm
 from gpufleet.errors import DocumentError, Unplaceable
