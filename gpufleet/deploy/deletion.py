@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from gpufleet.change.flow import Change, run_change
-from gpufleet.change.model import Plan, Step
+from gpufleet.change.model import HERE, Plan, Step
 from gpufleet.change.records import journal_file
 from gpufleet.deploy import commit
 from gpufleet.deploy.audit import Line, audited
@@ -73,23 +73,12 @@ def prepare_deletion(
     present = replicas_of(name, facts.values())
     strangers = _added(known, facts) if known is not None else ()
     gone = () if keep else (*present, *(strangers if force else ()))
-    dialects = {
-        host: Dialect.of(seen.runtime.value)
-        for host, seen in facts.items()
-        if isinstance(seen.runtime, Known)
-    }
-    drains, waits = _drains(tools, known, name, gone, dialects) if drain else ([], {})
-    stops = [
-        stop_step(one, dialects[one.host], STOP_TIMEOUT, waits.get(one.container.id, frozenset()))
-        for one in gone
-        if one.up and one.host in dialects
-    ]
-    steps = (*drains, *stops) if stops else ()
+    steps = _steps(tools, known, name, gone, facts, drain=drain)
     plan = Plan(
         title=f"delete pool {name}",
         command=command,
         steps=steps,
-        fingerprint=fingerprint({step.host: facts[step.host] for step in stops}),
+        fingerprint=fingerprint({step.host: facts[step.host] for step in steps if step.host != HERE}),
         context=commit.delete_context(
             name, gone, tools.inventory.hosts, tools.engine, kept=keep and bool(present)
         ),
@@ -100,28 +89,56 @@ def prepare_deletion(
         gone=gone,
         facts=facts,
         run=journal_file.new_run_id(tools.change.clock),
-        lines=tuple(
-            f"  {'-' if one in gone else '='} {one.replica}  container {one.container.name}"
-            f"{', which gpufleet did not start' if one in strangers else ''}"
-            f"{'' if one in gone else ', runs on'}"
-            for one in (*present, *strangers)
-        ),
+        lines=_lines(present, strangers, gone),
     )
 
 
-def _drains(
+def _lines(
+    present: Sequence[Present], strangers: Sequence[Present], gone: Sequence[Present]
+) -> tuple[str, ...]:
+    """What becomes of each member, for people."""
+    return tuple(
+        f"  {'-' if one in gone else '='} {one.replica}  container {one.container.name}"
+        f"{', which gpufleet did not start' if one in strangers else ''}"
+        f"{'' if one in gone else ', runs on'}"
+        for one in (*present, *strangers)
+    )
+
+
+def _steps(
     tools: Tools,
     known: PoolRecord | None,
     name: PoolName,
     gone: Sequence[Present],
-    dialects: Mapping[HostName, Dialect],
-) -> tuple[list[Step], dict[str, frozenset[StepId]]]:
-    served = next((pool for pool in tools.store.routes().pools if pool.name == name), None)
-    gate = record.pool_of(known).gate if known is not None else GateWish()
-    place = Emptying(
-        served=served, hosts=tools.inventory.hosts, dialects=dialects, engine=tools.engine, gate=gate
+    facts: Mapping[HostName, HostFacts],
+    *,
+    drain: bool,
+) -> tuple[Step, ...]:
+    """Take them out of the routes, let them finish, stop them; nothing at all when none of them is up."""
+    dialects = {
+        host: Dialect.of(seen.runtime.value)
+        for host, seen in facts.items()
+        if isinstance(seen.runtime, Known)
+    }
+    up = [one for one in gone if one.up and one.host in dialects]
+    if not up:
+        return ()
+    drains: list[Step] = []
+    waits: dict[str, frozenset[StepId]] = {}
+    if drain:
+        place = Emptying(
+            served=next((pool for pool in tools.store.routes().pools if pool.name == name), None),
+            hosts=tools.inventory.hosts,
+            dialects=dialects,
+            engine=tools.engine,
+            gate=record.pool_of(known).gate if known is not None else GateWish(),
+        )
+        drains, waits = place.steps(gone)
+    stops = (
+        stop_step(one, dialects[one.host], STOP_TIMEOUT, waits.get(one.container.id, frozenset()))
+        for one in up
     )
-    return place.steps(gone)
+    return (*drains, *stops)
 
 
 def _refuse_lost(tools: Tools, name: PoolName, known: PoolRecord) -> None:
