@@ -322,18 +322,36 @@ def _backward(state: State) -> tuple[Effect, ...]:
         if state.phase_of(step.id) is Phase.UNDO_UNKNOWN
     )
     gone = {step for step, status in state.statuses.items() if status.phase in NOTHING_LEFT}
+    lost = _lost(state)
     undos = tuple(
         Undo(step=step.id)
         for step in reversed(state.plan.steps)
         if state.phase_of(step.id) in UNDOABLE
-        and all(_lets_go(state, step, dependent) for dependent in state.dependents[step.id] - gone)
+        and all(_lets_go(state, lost, step, dependent) for dependent in state.dependents[step.id] - gone)
     )
     return looks + undos
 
 
-def _lets_go(state: State, step: Step, dependent: StepId) -> bool:
+def _lost(state: State) -> frozenset[StepId]:
+    """Steps that this process cannot undo any more: given up, or kept by such a step of their own host."""
+    lost = {step for step, status in state.statuses.items() if status.phase in GIVEN_UP}
+    grown = True
+    while grown:
+        more = {
+            needed
+            for step in lost
+            for needed in state.steps[step].after
+            if state.phase_of(needed) in UNDOABLE
+            and state.steps[step].host in {state.steps[needed].host, HERE}
+        }
+        grown = not more <= lost
+        lost |= more
+    return frozenset(lost)
+
+
+def _lets_go(state: State, lost: frozenset[StepId], step: Step, dependent: StepId) -> bool:
     """Whether `dependent`, of which something is left, no longer stands in the way of undoing `step`."""
-    return state.phase_of(dependent) in GIVEN_UP and state.steps[dependent].host not in {step.host, HERE}
+    return dependent in lost and state.steps[dependent].host not in {step.host, HERE}
 
 
 def conclude(state: State) -> Ending | None:

@@ -151,7 +151,9 @@ def unload_step(member: Member, name: str, path: str) -> Step:
 
 
 def _id(member: Member, what: str, name: str) -> StepId:
-    plain = "".join(letter if letter.isalnum() else "-" for letter in name)
+    plain = "".join(
+        letter if letter.isascii() and letter.isalnum() else f"_{ord(letter):x}_" for letter in name
+    )
     return StepId(f"{what}-{plain}-{member.present.host}-{member.present.number}")
 
 

@@ -233,6 +233,12 @@ def join(tools: Tools, name: PoolName, wish: Join) -> tuple[ReplicaId, int]:
         endpoint = members.endpoint_of(member, one, facts, host)
 
     def alter(before: Pool, served: tuple[Endpoint, ...]) -> tuple[Pool, tuple[Endpoint, ...]]:
+        taken = {item.replica: item.container for item in served}
+        if not own and taken.get(member.replica, one.id) != one.id:
+            raise Refused(
+                f"another container became {member.replica} of pool {name} meanwhile; nothing was changed",
+                hints=("run the command again",),
+            )
         after = membership.added(before, member, own=own)
         return after, (*(item for item in served if item.replica != member.replica), endpoint)
 

@@ -162,15 +162,16 @@ ids=$("$runtime" ps -aq --no-trunc --filter "id=$id") || exit 1
 no_proxy='*' NO_PROXY='*'
 export no_proxy NO_PROXY
 waited=0
-state=$("$runtime" inspect --format '{{.State.Status}}' "$id")
+state=$("$runtime" inspect --format '{{.State.Status}}' "$id") || exit 1
 if [ "$state" = running ] && [ -n "$metrics" ]; then
   sleep "$pause"
   while [ "$waited" -lt "$limit" ]; do
     if page=$(curl -s -f -m 5 "$metrics" 2>/dev/null); then
-      at_work=$(printf '%s\\n' "$page" | grep -E "$busy" | grep -v -E ' 0(\\.0*)?$')
-      [ -n "$at_work" ] || break
+      counted=$(printf '%s\\n' "$page" | grep -E "$busy")
+      at_work=$(printf '%s\\n' "$counted" | grep -v -E ' 0(\\.0*)?$')
+      [ -z "$counted" ] || [ -n "$at_work" ] || break
     fi
-    state=$("$runtime" inspect --format '{{.State.Status}}' "$id")
+    state=$("$runtime" inspect --format '{{.State.Status}}' "$id") || state=running
     [ "$state" = running ] || break
     sleep 1
     waited=$((waited + 1))

@@ -11,6 +11,8 @@ from typing import TypeAlias
 import msgspec
 
 from gpufleet.change.flow import OnCommit
+from gpufleet.change.records import journal_file
+from gpufleet.change.records.journal import Opened
 from gpufleet.deploy.plan import DeployPlan
 from gpufleet.deploy.replicas import Present, bind_address, url_of
 from gpufleet.engine.model import Engine
@@ -170,8 +172,8 @@ def keep_adapters(store: PoolStore, context: Mapping[str, str]) -> None:
     unload = msgspec.json.decode(context["unload"], type=list[str])
     with store.alone():
         known = store.record(name)
-        if known is None:
-            raise FleetError(f"pool {name} was forgotten while its adapters changed")
+        if known is None:  # the pool was taken away meanwhile, or another machine took the run up
+            return
         pool = membership.set_adapters(record.pool_of(known), load, unload)
         store.save(name, msgspec.structs.replace(known, pool=document.from_model(pool)))
         show_adapters(store, name)
@@ -192,12 +194,19 @@ Alter: TypeAlias = Callable[[Pool, tuple[Endpoint, ...]], tuple[Pool, tuple[Endp
 """A change of what is said of a pool: its definition and its endpoints."""
 
 
-def rewrite(store: PoolStore, name: PoolName, alter: Alter, engine: Engine) -> int:
+def rewrite(
+    store: PoolStore, name: PoolName, alter: Alter, engine: Engine, *, meanwhile: bool = False
+) -> int:
     """Change what is said of a pool that was created or deployed, hosts untouched; the generation it is in.
+
+    `meanwhile`: also while a run changes the pool.
 
     Raises:
         UsageError: the pool is not deployed.
+        Refused: a run changes it.
     """
+    if not meanwhile:
+        _refuse_under_way(store, name)
     with store.alone():
         known = store.record(name)
         if known is None:
@@ -221,6 +230,18 @@ def rewrite(store: PoolStore, name: PoolName, alter: Alter, engine: Engine) -> i
     return generation
 
 
+def _refuse_under_way(store: PoolStore, name: PoolName) -> None:
+    """Raises Refused while a change of this pool is open: what is said now would be published over its routes, and lost."""
+    for run in journal_file.summaries(store.directory):
+        first = run.records[0].body if run.records else None
+        if run.ending or not isinstance(first, Opened) or first.plan.context.get("pool") != name:
+            continue
+        raise Refused(
+            f"pool {name} is being changed by run {run.run}; nothing was changed",
+            hints=("run the command again after it", f"gpufleet change show {run.run}"),
+        )
+
+
 def _is_added(known: PoolRecord, replica: str) -> bool:
     return any(item.container and item.replica == replica for item in known.endpoints)
 
@@ -239,7 +260,7 @@ def forget_containers(
         known = store.record(name) if name != but else None
         lost = [item for item in known.endpoints if item.container in gone] if known else []
         for item in lost:
-            rewrite(store, name, without(ReplicaId(item.replica)), engine)
+            rewrite(store, name, without(ReplicaId(item.replica)), engine, meanwhile=True)
             told.append(f"{name} {item.replica}")
     return tuple(told)
 

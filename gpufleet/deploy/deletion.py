@@ -20,13 +20,15 @@ from gpufleet.deploy.steps import stop_step
 from gpufleet.deploy.survey import survey
 from gpufleet.deploy.tools import Done, Tools, former_hosts, recheck, settle_old_runs, warn_of_leases
 from gpufleet.engine.vllm import STOP_TIMEOUT
-from gpufleet.errors import ErrorRow, FleetError, Refused
-from gpufleet.hosts.model import HostFacts, Known
+from gpufleet.errors import ErrorRow, FleetError, PreflightFailed, Refused
+from gpufleet.hosts.model import HostFacts, Known, Unknown
 from gpufleet.inventory.model import Host
 from gpufleet.names import HostName, PoolName, ReplicaId, RunId, StepId
 from gpufleet.pools import record
 from gpufleet.pools.model import GateWish
 from gpufleet.pools.record import PoolRecord
+
+FORCE = "`gpufleet pool delete --force`"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +65,8 @@ def prepare_deletion(
         drain: take the members out of the routes and let them finish first.
 
     Raises:
-        Refused: a replica runs on a host that the inventory does not have any more.
+        Refused: a replica runs on a host that the inventory does not have any more, or serves another pool.
+        PreflightFailed: a host does not tell what runs there.
     """
     known = tools.store.record(name)
     if known is not None and not keep and not force:
@@ -71,6 +74,9 @@ def prepare_deletion(
     everywhere = (*hosts, *former_hosts(tools, known, hosts))
     facts = survey(tools.change.transport, everywhere, clock=tools.change.clock, forks=tools.change.forks)
     present = replicas_of(name, facts.values())
+    if not keep and not force:
+        _refuse_unseen(facts)
+        _refuse_shared(tools, name, present)
     strangers = _added(known, facts) if known is not None else ()
     gone = () if keep else (*present, *(strangers if force else ()))
     steps = _steps(tools, known, name, gone, facts, drain=drain)
@@ -152,6 +158,44 @@ def _refuse_lost(tools: Tools, name: PoolName, known: PoolRecord) -> None:
             hints=(
                 "put the hosts back into the inventory, so that their containers are removed too",
                 f"or forget them: gpufleet pool delete {name} --force",
+            ),
+        )
+
+
+def _refuse_unseen(facts: Mapping[HostName, HostFacts]) -> None:
+    """Raises PreflightFailed for hosts whose containers are not known: a replica there would be left behind."""
+    rows = tuple(
+        ErrorRow(name, f"its containers are not known: {host.containers.reason}")
+        for name, host in facts.items()
+        if isinstance(host.containers, Unknown)
+    )
+    if rows:
+        raise PreflightFailed(
+            f"{len(rows)} of {len(facts)} hosts do not tell what runs there; nothing was changed",
+            rows=rows,
+            hints=("`gpufleet hosts check` says what is wrong", f"what runs there is forgotten by {FORCE}"),
+        )
+
+
+def _refuse_shared(tools: Tools, name: PoolName, present: Sequence[Present]) -> None:
+    """Raises Refused for replicas that serve other pools too: those would lose them."""
+    ours = {one.container.id: one for one in present}
+    rows = [
+        ErrorRow(
+            ours[item.container].host, f"{ours[item.container].replica} serves pool {other} as {item.replica}"
+        )
+        for other in tools.store.names()
+        if other != name and (known := tools.store.record(other)) is not None
+        for item in known.endpoints
+        if item.container in ours
+    ]
+    if rows:
+        raise Refused(
+            f"{len(rows)} replica(s) of pool {name} serve other pools; nothing was changed",
+            rows=tuple(rows),
+            hints=(
+                "take them out there with `gpufleet pool remove`",
+                f"or stop them all the same with {FORCE}",
             ),
         )
 

@@ -60,6 +60,11 @@ def encode(saved: SavedPlan) -> bytes:
     return msgspec.json.format(msgspec.json.encode(sealed), indent=2) + b"\n"
 
 
+def is_plan(start: bytes) -> bool:
+    """Whether a file that begins so was written as a saved plan, whatever became of the rest."""
+    return start.lstrip()[:1] == b"{" and b'"schema"' in start and b'"gpufleet"' in start
+
+
 def decode(content: bytes, where: str, *, version: str) -> SavedPlan:
     """The saved plan of a file.
 

@@ -289,7 +289,7 @@ def _with_members(pool: Pool, known: record.PoolRecord | None) -> Pool:
 
 def _next_revision(known: record.PoolRecord | None, present: Sequence[Present]) -> int:
     labels = [one.container.labels.get("gpufleet.revision", "") for one in present]
-    seen = [int(label) for label in labels if label.isdigit()]
+    seen = [int(label) for label in labels if label.isascii() and label.isdigit() and len(label) < 10]
     return max([0, known.revision if known else 0, *seen]) + 1
 
 

@@ -63,7 +63,7 @@ def added(
         one = container(host, member.container) if host is not None else None
         if host is not None and one is not None and (one.ports or member.port):
             found.append(endpoint_of(member, one, host, declared[host.host]))
-        elif member.replica in before:
+        elif host is None and member.replica in before:
             found.append(before[member.replica])
         else:
             why = f"there is no container {member.container} with a published port for {member.replica}"

@@ -354,11 +354,12 @@ def _assembled(
 def _check_names(wish: Wish, order: Sequence[Wave]) -> None:
     """Raises UsageError when old and new would serve together under different names."""
     served, name = wish.served, wish.pool.public_name
+    names = (name, *sorted(wish.pool.lora))
     together = len(order) > 1 or any(wave.watched for wave in order)
-    if served is not None and together and name not in served.models:
+    if served is not None and together and not set(served.models) <= set(names):
         raise UsageError(
             f"clients of pool {wish.pool.name} use the name {', '.join(served.models)}, and the new replicas "
-            f"would answer to {name} only",
+            f"would answer to {', '.join(names)} only",
             hints=(
                 f"keep the name: `served_name: {served.models[0]}`" if served.models else "",
                 "or change all at once: --strategy all-at-once, or blue-green",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -27,14 +28,29 @@ from gpufleet.pools.model import Pool
 AGAIN = "look at the difference with `gpufleet pool plan`, and save it again"
 
 
+def _refuse_other_file(path: Path) -> None:
+    """Raises UsageError when something that is no saved plan would be written over."""
+    if path.is_file():
+        with suppress(OSError), path.open("rb") as file:
+            start = file.read(4096)
+            if not start or document.is_plan(start):
+                return
+    elif not path.exists():
+        return
+    raise UsageError(
+        "there is another file, which a plan does not write over",
+        where=str(path),
+        hints=("name another file",),
+    )
+
+
 def save(tools: Tools, prepared: Prepared, path: Path) -> None:
     """Write a plan for `pool deploy --plan`, readable by its owner alone.
 
     Raises:
         UsageError: the place cannot be written.
     """
-    if path.exists() and not path.is_file():
-        raise UsageError("a plan is saved in a file of its own", where=str(path))
+    _refuse_other_file(path)
     saved = SavedPlan(
         schema=document.SCHEMA,
         gpufleet=__version__,
@@ -135,6 +151,7 @@ def _lasting(prepared: Prepared) -> PlanRecord:
             value = value.replace(run, "RUN")
             value = value.replace(key, "KEY") if key else value
             value = f"{value[: -len(run[-6:])]}RUN" if value.endswith(f"-{run[-6:]}") else value
+            value = value.replace(f"gpufleet-give-{run[-6:]}-", "gpufleet-give-RUN-")
             return f"{spec}SPEC" if value.startswith(spec) else value
         if isinstance(value, Mapping):
             return {name: lasting(item) for name, item in value.items()}

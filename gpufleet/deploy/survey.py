@@ -8,7 +8,7 @@ from gpufleet.clock import Clock
 from gpufleet.errors import ErrorRow, FleetError, HostUnreachable, PreflightFailed
 from gpufleet.hosts.doctor import Severity, diagnose
 from gpufleet.hosts.gather import gather
-from gpufleet.hosts.model import HostFacts
+from gpufleet.hosts.model import HostFacts, Unknown
 from gpufleet.inventory.model import Host
 from gpufleet.names import HostName
 from gpufleet.remote.transport import Transport
@@ -38,12 +38,14 @@ def glance(
     """Facts of the hosts that answer; one that does not is only told, because nothing new is put there."""
     found: dict[HostName, HostFacts] = {}
     for name, answer in gather(transport, hosts, clock=clock, forks=forks).items():
-        if isinstance(answer, HostFacts):
-            found[name] = answer
+        if not isinstance(answer, HostFacts):
+            why = f"was not reached: they stay ({answer.summary})"
+        elif isinstance(answer.containers, Unknown):
+            why = f"its containers are not known: they stay ({answer.containers.reason})"
         else:
-            warn(
-                f"{name} has replicas of this pool by its record and was not reached: they stay ({answer.summary})"
-            )
+            found[name] = answer
+            continue
+        warn(f"{name} has replicas of this pool by its record and {why}")
     return found
 
 

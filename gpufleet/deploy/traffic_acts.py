@@ -146,7 +146,7 @@ def _at_work(page: str, busy: str) -> str:
     values = [line.rpartition(" ")[2] for line in page.splitlines() if re.search(busy, line)]
     try:
         return str(int(sum(float(value) for value in values))) if values else "?"
-    except ValueError:
+    except (ValueError, OverflowError):
         return "?"
 
 

@@ -96,7 +96,7 @@ def loaded(body: str) -> tuple[Loaded, ...] | None:
     """What an answer of /v1/models lists; None when it is no such answer."""
     try:
         answer = msgspec.json.decode(body.strip())
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         return None
     models = answer.get("data") if isinstance(answer, dict) else None
     if not isinstance(models, list):

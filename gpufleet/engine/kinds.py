@@ -97,7 +97,7 @@ def senseless(kind: str, body: str) -> str:
         return "numbers that are not finite"
     try:
         answer = msgspec.json.decode(body)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         return "no JSON"
     if not isinstance(answer, dict):
         return "no JSON object"

@@ -35,7 +35,7 @@ def served_names(body: str) -> tuple[str, ...] | None:
     """The ids in an answer of /v1/models; None when it is no such answer."""
     try:
         answer = msgspec.json.decode(body.strip())
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         return None
     models = answer.get("data") if isinstance(answer, dict) else None
     if not isinstance(models, list):
@@ -54,7 +54,7 @@ def _pieces(body: str) -> Iterator[str]:
             continue
         try:
             event = msgspec.json.decode(line[5:].strip())
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, RecursionError):
             continue  # `[DONE]`, or the cut end of a stream
         choices = event.get("choices") if isinstance(event, dict) else None
         for choice in choices if isinstance(choices, list) else ():
@@ -71,7 +71,7 @@ def stream_error(body: str) -> str:
     for line in (*body.splitlines(), body):
         try:
             event = msgspec.json.decode(line.removeprefix("data:").strip())
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, RecursionError):
             continue
         error = event.get("error") if isinstance(event, dict) else None
         if isinstance(error, dict):

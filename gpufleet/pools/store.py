@@ -35,6 +35,11 @@ class PoolStore:
         self._clock = clock
 
     @property
+    def directory(self) -> Path:
+        """The state directory."""
+        return self._directory
+
+    @property
     def routes_path(self) -> Path:
         """The file a proxy reads."""
         return self._directory / "routes.json"

@@ -13,7 +13,7 @@ from gpufleet.deploy.staging import hub, s3
 from gpufleet.deploy.staging.hub import SourceMissing, SourceUnreachable
 from gpufleet.deploy.staging.model import Fetch, Kind, Listing, Source, WeightFile
 from gpufleet.errors import SecretUnresolved
-from gpufleet.redact import Secret
+from gpufleet.redact import Secret, scrub
 
 TIMEOUT = 30.0
 """Seconds for one answer."""
@@ -49,8 +49,8 @@ class Asker:
         Raises:
             SourceUnreachable: there was none.
         """
-        place = httpx.URL(url)
-        where = f"{place.scheme}://{place.netloc.decode('ascii', 'replace')}"
+        where = _where(url)
+        _check_headers(headers or {}, where)
         try:
             with self._client.stream(method, url, headers=dict(headers or {})) as answer:
                 body = b""
@@ -68,6 +68,32 @@ class Asker:
                     "this machine must reach it too: it is asked what there is before anything is changed",
                 ),
             ) from error
+
+
+def _where(url: str) -> str:
+    """Scheme and host of an address, for messages.
+
+    Raises:
+        SourceUnreachable: it is none.
+    """
+    try:
+        place = httpx.URL(url)
+    except httpx.InvalidURL as error:
+        raise SourceUnreachable(
+            f"{scrub(url)[:200]!r} is no address: {error}", hints=("correct the endpoint of `weights`",)
+        ) from error
+    return f"{place.scheme}://{place.netloc.decode('ascii', 'replace')}"
+
+
+def _check_headers(headers: Mapping[str, str], where: str) -> None:
+    """Raises SourceUnreachable, without the value, for one that HTTP cannot carry: a token with a line break, say."""
+    for name, value in headers.items():
+        if not value.isascii() or not value.isprintable() or value != value.strip():
+            raise SourceUnreachable(
+                f"the {name} for the source of weights holds blanks or letters that HTTP cannot carry",
+                where=where,
+                hints=("write the token into its place again, without a line break",),
+            )
 
 
 def _reason(error: Exception) -> str:

@@ -109,7 +109,7 @@ def commit_of(body: bytes) -> str | None:
     """The commit in the answer to `revision_url`; None when it is not such an answer."""
     try:
         sha = _revision.decode(body).sha
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         return None
     return sha if _HEX.fullmatch(sha) else None
 
@@ -118,7 +118,7 @@ def files_of(body: bytes) -> tuple[WeightFile, ...] | None:
     """The files on one page of a tree; None when it is not one, or names a path that leaves the directory."""
     try:
         entries = _entries.decode(body)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         return None
     found = [_file(entry) for entry in entries if entry.type == "file"]
     return tuple(found) if all(is_plain(one.path) for one in found) else None
@@ -136,7 +136,9 @@ def _file(entry: _Entry) -> WeightFile:
 def is_plain(path: str) -> bool:
     """Whether a path stays below its directory and fits in one line."""
     parts = path.split("/")
-    odd = any(part in {"", ".", ".."} for part in parts) or parts[0].startswith((".gpufleet", ".incoming"))
+    odd = any(part in {"", ".", ".."} for part in parts) or parts[0].startswith(
+        (".gpufleet", ".incoming", ".former")
+    )
     return not odd and not any(ord(letter) < 32 or ord(letter) == 127 or letter == "\\" for letter in path)
 
 

@@ -74,7 +74,7 @@ def read_look(text: str) -> ImageOnHost | None:
     if not lines:
         return ImageOnHost()
     words = lines[0].split()
-    if len(words) != 2 or not words[1].isdigit():
+    if len(words) != 2 or not (words[1].isascii() and words[1].isdigit() and len(words[1]) < 19):
         return None
     try:
         told = msgspec.json.decode(lines[1] if len(lines) > 1 else "[]", type=list[str] | None)

@@ -69,7 +69,7 @@ def read_survey(text: str) -> HostStore | None:
     return HostStore(
         path=words["path"],
         state=state,
-        partial_kib=int(kib) if kib.isdigit() else 0,
+        partial_kib=int(kib) if kib.isascii() and kib.isdigit() and len(kib) < 19 else 0,
         free_kib=_free(words.get("free", "")),
         lacks=tuple(lacks),
         writable=words.get("writable") == "yes",

@@ -129,11 +129,11 @@ class Page:
 
 def page_of(body: bytes) -> Page | None:
     """A page of ListObjectsV2; None when it is not one."""
-    if b"<!DOCTYPE" in body or b"<!ENTITY" in body:
+    if b"\0" in body or b"<!DOCTYPE" in body or b"<!ENTITY" in body:  # UTF-16 would hide a declaration
         return None
     try:
         root = ET.fromstring(body)  # noqa: S314  without declarations there are no entities to expand
-    except ET.ParseError:
+    except (ET.ParseError, ValueError, LookupError):  # an encoding that nobody knows among them
         return None
     if root.tag.rpartition("}")[2] != "ListBucketResult":
         return None
@@ -141,7 +141,7 @@ def page_of(body: bytes) -> Page | None:
     objects = []
     for item in root.iter(f"{space}Contents"):
         size = item.findtext(f"{space}Size", "")
-        if not size.isdigit():
+        if not (size.isascii() and size.isdigit() and len(size) < 19):
             return None
         objects.append(
             (item.findtext(f"{space}Key", ""), int(size), item.findtext(f"{space}ETag", "").strip('"'))

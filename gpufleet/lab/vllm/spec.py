@@ -247,10 +247,15 @@ def _kind(given: Mapping[str, Sequence[str]], model: str) -> str:
 def engine_words(wish: str) -> str:
     """The words of `LAB_VARIABLE` for an engine that behaves as `wish` says: a mode, or a way to fail.
 
+    Settings may follow: `ok prefill_seconds=0.05`.
+
     Raises:
         ValueError: it is neither; the message names them all.
     """
     modes = [mode.value for mode in Mode]
+    name, *settings = wish.split() or [""]
+    if settings and (name in modes or name in FAILURES):
+        return " ".join([engine_words(name), *settings])
     if wish in modes:
         return f"mode={wish}"
     if wish in FAILURES:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from gpufleet.change.events import Ended, Goal, Intended, Observed, Reopened
 from gpufleet.change.machine import evolve, opened
-from gpufleet.change.model import Irreversible
+from gpufleet.change.model import HERE, Irreversible
 from gpufleet.change.records import journal, mirror
 from gpufleet.change.records.document import plan_record
 from gpufleet.change.records.journal import SCHEMA, Opened, Record, body_of
@@ -26,7 +26,8 @@ def copies_of(process: Process, plan, dice: random.Random) -> dict[HostName, lis
     steps = {step.id: step for step in plan.steps}
     for number, event in enumerate(process.journal, start=2):
         record = Record(SCHEMA, number, "t", body_of(event))
-        hosts = (steps[event.step].host,) if isinstance(event, Intended | Ended | Observed) else plan.hosts
+        own = steps[event.step].host if isinstance(event, Intended | Ended | Observed) else HERE
+        hosts = plan.hosts if own == HERE else (own,)
         for host in hosts:
             copies[host].append(record)
     for host, copy in copies.items():
