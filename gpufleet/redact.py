@@ -89,11 +89,21 @@ _PATTERNS = (
     re.compile(r"(?i)(?<=basic )[A-Za-z0-9+/=]{8,}"),
     re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?-----END [A-Z ]*PRIVATE KEY-----", re.DOTALL),
     re.compile(r"\bAKIA[0-9A-Z]{16}\b"),
+    re.compile(r"(?<=://)[^\s/@:]{1,200}:[^\s/@]{1,400}(?=@)"),
+    re.compile(r"(?i)(?<=X-Amz-)(?:Signature|Credential|Security-Token)=[^\s&\"']{4,}"),
+    re.compile(r"(?i)(?<=[?&])(?:token|key|sig|signature|password)=[^\s&\"']{4,}"),
+    re.compile(r"(?<=\"auth\":)\s*\"[A-Za-z0-9+/=]{8,}\""),
+    re.compile(r"(?i)(?<=--api-key)[= ]\s*[\"']?[^\s\"',\]]{4,}"),
+    re.compile(r"(?i)(?<![\w-])token[\"']?:\s*[\"']?(?=[^\s\"',\]}]*[0-9_-])[A-Za-z0-9._~+/=-]{12,}"),
     re.compile(
         r"(?i)(?<=[\"' _-])(?:api[_-]?key|hf[_-]?token|password|secret|access[_-]?token)"
         r"[\"']?\s*[=:]\s*(?:\[\s*)?[\"']?(?!\s)[^\s\"',\]}]{4,}"
     ),
 )
+_VALUED = re.compile(
+    r"\b([A-Z0-9_]*(?:SECRET|PASSWORD|PASSWD|TOKEN(?!S)|API_KEY|ACCESS_KEY)[A-Z0-9_]*=)(?!\$\{)[^\s\"',]{4,}"
+)
+"""Variables whose names say that they hold a secret; the name is worth keeping. A reference holds none."""
 
 
 def scrub(text: str, known: tuple[Secret[str], ...] = ()) -> str:
@@ -111,4 +121,4 @@ def scrub(text: str, known: tuple[Secret[str], ...] = ()) -> str:
             text = text.replace(value, MASK)
     for pattern in _PATTERNS:
         text = pattern.sub(MASK, text)
-    return text
+    return _VALUED.sub(rf"\1{MASK}", text)

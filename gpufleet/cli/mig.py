@@ -74,7 +74,7 @@ def show(
     if parted:
         raise finish(mig_look.as_parted(looks))
     fields = [{**one.identity, **(mig_look.layout(one.seen) if one.seen else {})} for one in looks]
-    pictures = [mig_text.shown(one.name, one.seen) for one in looks if one.seen]
+    pictures = [mig_text.shown(one.host, one.seen) for one in looks if one.seen]
     raise finish(mig_look.answer("mig show", looks, fields, "\n".join(pictures)))
 
 
@@ -114,7 +114,11 @@ def plan(
 
     if bool(layout) == bool(add):
         raise UsageError("say what is wanted with --layout or with --add", hints=("one of the two",))
-    if bool(model) == bool(gpu):
+    if model and gpu:
+        raise UsageError(
+            "a GPU and --model exclude each other", hints=("the host's own tables need no --model",)
+        )
+    if not model and not gpu:
         raise UsageError("name one GPU, or a board with --model", hints=("for example gpu-01:0",))
     if file is not None and add:
         raise UsageError("--file holds whole layouts", hints=("name one with --layout",))

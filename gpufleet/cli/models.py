@@ -24,7 +24,9 @@ app = typer.Typer(
 
 MemoryGib = Annotated[
     float | None,
-    typer.Option(metavar="G", min=0.1, help="Memory as CUDA reports it; wins over --gpu and --slice."),
+    typer.Option(
+        metavar="G", min=0.1, max=1_000_000, help="Memory as CUDA reports it; wins over --gpu and --slice."
+    ),
 ]
 Gpu = Annotated[
     str, typer.Option(metavar="NAME|HOST:INDEX", help="A GPU by its model, as H100-80GB, or one of a host.")
@@ -69,19 +71,27 @@ Prefixes = Annotated[
     bool,
     typer.Option("--enable-prefix-caching/--no-enable-prefix-caching", help="Whether prefixes are cached."),
 ]
-Offload = Annotated[float, typer.Option(metavar="G", min=0, help="Cache in the host's memory, GiB.")]
+Offload = Annotated[
+    float, typer.Option(metavar="G", min=0, max=1_000_000, help="Cache in the host's memory, GiB.")
+]
 SeenWeights = Annotated[
-    float | None, typer.Option(metavar="G", min=0, help="Weights on one GPU, when measured.")
+    float | None, typer.Option(metavar="G", min=0, max=1_000_000, help="Weights on one GPU, when measured.")
 ]
 SeenActivation = Annotated[
-    float | None, typer.Option(metavar="G", min=0, help="Activation peak, when measured.")
+    float | None, typer.Option(metavar="G", min=0, max=1_000_000, help="Activation peak, when measured.")
 ]
 SeenOutside = Annotated[
-    float | None, typer.Option(metavar="G", min=0, help="Memory outside PyTorch, when measured.")
+    float | None,
+    typer.Option(metavar="G", min=0, max=1_000_000, help="Memory outside PyTorch, when measured."),
 ]
-SeenGraphs = Annotated[float | None, typer.Option(metavar="G", min=0, help="CUDA graphs, when measured.")]
+SeenGraphs = Annotated[
+    float | None, typer.Option(metavar="G", min=0, max=1_000_000, help="CUDA graphs, when measured.")
+]
 SeenCache = Annotated[
-    float | None, typer.Option(metavar="G", help="Memory left for the cache, when a log says it.")
+    float | None,
+    typer.Option(
+        metavar="G", min=-1_000_000, max=1_000_000, help="Memory left for the cache, when a log says it."
+    ),
 ]
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from gpufleet.change.flow import Change, run_change
 from gpufleet.change.model import Plan
 from gpufleet.change.records import journal_file
-from gpufleet.deploy import commit, members
+from gpufleet.deploy import commit, meanwhile, members
 from gpufleet.deploy.arguments import check
 from gpufleet.deploy.audit import Line, audited
 from gpufleet.deploy.catalogue import filled
@@ -47,7 +47,7 @@ from gpufleet.inventory.select import select
 from gpufleet.models.load import catalogue
 from gpufleet.models.model import Entry
 from gpufleet.names import HostName, PoolName, RunId
-from gpufleet.pools import membership, record
+from gpufleet.pools import document, membership, record
 from gpufleet.pools.model import Pool
 from gpufleet.redact import Secret
 
@@ -108,11 +108,10 @@ def prepare(
     stands(facts)
     preflight(chosen, facts)
     run = journal_file.new_run_id(tools.change.clock)
-    revision = _next_revision(known, replicas_of(pool.name, facts.values()))
     wish = Wish(
         pool=pool,
         run=run,
-        revision=revision,
+        revision=_next_revision(known, replicas_of(pool.name, facts.values())),
         engine=tools.engine,
         key=key,
         command=command,
@@ -123,12 +122,11 @@ def prepare(
     )
     plan = make_or_look(tools, wish, chosen, facts)
     plan = _weighed(tools, plan, models, facts, refuses=not ignore_memory)
-    if not plan.start and known is not None:
-        revision = known.revision
+    _tell_of_open_runs(tools, plan, facts)
     return Prepared(
         plan=plan,
         run=run,
-        revision=revision,
+        revision=_revision_of(known, plan, wish.revision),
         facts=facts,
         routes_change=_routes_differ(tools, plan, key.reference),
         key=key,
@@ -198,6 +196,10 @@ def _carried_out(tools: Tools, prepared: Prepared) -> Done:
     if not prepared.changes:
         return Done(outcome="no_change", generation=tools.store.routes().generation, hosts=served(plan))
     settle_old_runs(tools, prepared.facts)
+    meanwhile.refuse(_open_runs(tools, plan, prepared.facts))
+    if not plan.bring_up.steps:
+        involved = {one.host for one in (*plan.keep, *plan.gone)} | {one.host for one in plan.endpoints}
+        meanwhile.refuse_leases(involved, prepared.facts)
     tools.store.keep_key(plan.pool.name, prepared.key)
     known = tools.store.record(plan.pool.name)
     context = commit.deploy_context(
@@ -238,6 +240,28 @@ def _carried_out(tools: Tools, prepared: Prepared) -> Done:
         hosts=rows(plan, change),
         leftovers=retired.leftovers,
     )
+
+
+def _open_runs(
+    tools: Tools, plan: DeployPlan, facts: Mapping[HostName, HostFacts]
+) -> dict[str, list[Present]]:
+    """Replicas that would stay and whose run is not over; what this machine knows to be over is not looked at."""
+    over = {one.run for one in journal_file.summaries(tools.change.state_dir) if one.ending}
+    return meanwhile.of_open_runs(plan.keep, facts, over)
+
+
+def _revision_of(known: record.PoolRecord | None, plan: DeployPlan, next_one: int) -> int:
+    """A commit that starts nothing and defines nothing new is no revision of its own."""
+    same = known is not None and not plan.start and known.pool == document.from_model(plan.pool)
+    return known.revision if known is not None and same else next_one
+
+
+def _tell_of_open_runs(tools: Tools, plan: DeployPlan, facts: Mapping[HostName, HostFacts]) -> None:
+    for run, started in _open_runs(tools, plan, facts).items():
+        names = ", ".join(one.replica for one in started)
+        tools.warn(
+            f"run {run}, which started {names}, is not over: this plan cannot be carried out until it is"
+        )
 
 
 def forget_elsewhere(tools: Tools, name: PoolName, gone: Sequence[Present]) -> None:

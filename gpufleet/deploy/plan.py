@@ -332,7 +332,7 @@ def _assembled(
         ),
     )
     serving = frozenset(one.container.id for one in gone if one.up and stage.route_of(one) is not None)
-    order = waves(pool.strategy, pool.replicas, swapped, serving)
+    order = waves(pool.strategy, pool.replicas, swapped, serving, _surplus(gone, swapped))
     _check_names(wish, order)
     hosts, image = sorted({one.host for one in start}), stage.launch.container.image
     steps = with_weights(wish.staging, image, hosts, wish.run, bring_up(stage, order))
@@ -351,6 +351,12 @@ def _assembled(
     )
 
 
+def _surplus(gone: Sequence[Present], swapped: Sequence[Swap]) -> list[Present]:
+    """Old replicas that run and that no new one takes the place of."""
+    paired = {one.container.id for swap in swapped for one in (*swap.stopped, *swap.leaving)}
+    return [one for one in gone if one.up and one.container.id not in paired]
+
+
 def _check_names(wish: Wish, order: Sequence[Wave]) -> None:
     """Raises UsageError when old and new would serve together under different names."""
     served, name = wish.served, wish.pool.public_name
@@ -362,7 +368,7 @@ def _check_names(wish: Wish, order: Sequence[Wave]) -> None:
             f"would answer to {', '.join(names)} only",
             hints=(
                 f"keep the name: `served_name: {served.models[0]}`" if served.models else "",
-                "or change all at once: --strategy all-at-once, or blue-green",
+                "or change all at once: --strategy all-at-once, or blue-green without --observe",
             ),
         )
 

@@ -92,7 +92,11 @@ def swaps(
 
 
 def waves(
-    wish: StrategyWish, replicas: int, found: Sequence[Swap], serving: frozenset[str]
+    wish: StrategyWish,
+    replicas: int,
+    found: Sequence[Swap],
+    serving: frozenset[str],
+    surplus: Sequence[Present] = (),
 ) -> tuple[Wave, ...]:
     """The waves of a strategy.
 
@@ -101,6 +105,7 @@ def waves(
         replicas: how many are wanted, for shares.
         found: the swaps.
         serving: containers (full ids) that get requests now.
+        surplus: old replicas that nobody takes the place of; when all requests are switched at once, theirs are too.
 
     Raises:
         Unplaceable: a swap stops more replicas than may be unavailable.
@@ -111,7 +116,8 @@ def waves(
     if wish.kind == "all-at-once" or not touched:
         return (_wave(found),)
     if wish.kind == "blue-green":
-        return (_wave(found, published=True, watched=wish.observe > 0),)
+        whole = _wave(found, published=True, watched=wish.observe > 0)
+        return (replace(whole, leaving=(*whole.leaving, *surplus)),)
     limit = count_of(wish.max_unavailable, replicas)
     if wish.kind == "rolling":
         return _rolled(found, limit, serving)

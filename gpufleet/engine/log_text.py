@@ -58,6 +58,10 @@ class Line:
     error: bool = False
 
 
+_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+"""What would move a terminal's cursor or change its state, but tabs and newlines."""
+
+
 def plain(log: str) -> str:
     """A log as lines that end with a newline each and hold nothing but text."""
     if log.lstrip()[:9].replace(" ", "")[:8] == '{"log":"':
@@ -68,7 +72,7 @@ def plain(log: str) -> str:
         log = log.replace("\0", "")
     if "\r" in log:
         log = log.replace("\r\n", "\n").replace("\r", "\n")
-    return log
+    return _CONTROL.sub("", log) if _CONTROL.search(log) else log
 
 
 def _of_json(line: str) -> str:
@@ -119,6 +123,6 @@ def tail(log: str, lines: int = 40, known: tuple[Secret[str], ...] = ()) -> str:
     size = lines * 4 * AFTER
     end = log[-size:]
     if len(log) > size:  # the first line is cut, perhaps in the middle of a secret
-        end = end.partition("\n" if "\n" in end else " ")[2]
+        end = end.partition("\n" if "\n" in end else " ")[2] or end
     last = [line for line in plain(end).split("\n") if line.strip()][-lines:]
     return "\n".join(line[:AFTER].rstrip() for line in scrub("\n".join(last), known).split("\n"))

@@ -186,7 +186,9 @@ def estimate(model: Architecture, setup: Setup) -> Estimate:
                 "kv_tokens", "its layers count tokens by the longest request: give --max-model-len"
             )
     return Estimate(
-        verdict=Verdict.NO if _nothing_left(available, slack, model) else _verdict(margin, slack, setup),
+        verdict=Verdict.NO
+        if _nothing_left(available, slack, model) or not divides(model, setup.ranks)
+        else _verdict(margin, slack, setup),
         weights_gib=weights,
         non_torch_gib=non_torch,
         activation_gib=activation,
@@ -201,6 +203,11 @@ def estimate(model: Architecture, setup: Setup) -> Estimate:
         host_gib=setup.offload_gib,
         unknown=unknown,
     )
+
+
+def divides(model: Architecture, ranks: int) -> bool:
+    """Whether the attention heads can be shared among so many GPUs; vLLM refuses to start otherwise."""
+    return not model.heads or model.heads % ranks == 0
 
 
 def _nothing_left(available: float | None, slack: float, model: Architecture) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from gpufleet.engine.memory import Estimate, Setup, Verdict, estimate
+from gpufleet.engine.memory import Estimate, Setup, Verdict, divides, estimate
 from gpufleet.models.model import Architecture
 
 REQUESTS = (512, 256, 128, 64, 32, 16)
@@ -21,6 +21,9 @@ def remedies(model: Architecture, setup: Setup, found: Estimate) -> tuple[str, .
     """Flags that would make it fit, each with what it leads to; empty when nothing is needed or nothing helps."""
     if found.verdict in {Verdict.FITS, Verdict.UNKNOWN}:
         return ()
+    if not divides(model, setup.ranks):
+        usable = ", ".join(str(ranks) for ranks in range(1, 17) if divides(model, ranks))
+        return (f"{model.heads} attention heads do not divide by {setup.ranks} GPUs; by {usable} they do",)
     single = tuple(_single(model, setup, found))
     if single:
         return single
@@ -52,7 +55,7 @@ def _changes(model: Architecture, setup: Setup, found: Estimate) -> Iterator[tup
     if setup.kv_dtype == "auto":
         yield "--kv-cache-dtype fp8", replace(setup, kv_dtype="fp8")
     for ranks in RANKS:
-        if ranks > setup.ranks and _divides(model, ranks):
+        if ranks > setup.ranks and divides(model, ranks):
             changed = replace(setup, ranks=ranks)
             if _better(found.verdict, estimate(model, changed).verdict):
                 yield f"--tensor-parallel-size {ranks}", changed
@@ -61,10 +64,6 @@ def _changes(model: Architecture, setup: Setup, found: Estimate) -> Iterator[tup
         yield "--quantization fp8", replace(setup, quantization="fp8")
     if setup.share is not None and setup.share < 0.95:
         yield "--gpu-memory-utilization 0.95", replace(setup, share=0.95)
-
-
-def _divides(model: Architecture, ranks: int) -> bool:
-    return not model.heads or model.heads % ranks == 0
 
 
 def _context(model: Architecture, setup: Setup, found: Estimate) -> Setup | None:
@@ -121,7 +120,7 @@ def _with(model: Architecture, setup: Setup, flag: str, value: str) -> Setup | N
     if flag == "--quantization":
         plain = model.format is None and not setup.quantization
         return replace(setup, quantization=value) if plain else None
-    possible = int(value) > setup.ranks and _divides(model, int(value))
+    possible = int(value) > setup.ranks and divides(model, int(value))
     return replace(setup, ranks=int(value)) if possible else None
 
 

@@ -190,6 +190,7 @@ class Vllm:
             *_environment_faults(pool),
             *_offload_faults(pool),
             *_share_faults(pool),
+            *_parallel_faults(pool),
             *memory_faults(pool, devices_of(pool)),
             *adapter_faults(pool),
         )
@@ -246,6 +247,25 @@ def _environment_faults(pool: Pool) -> tuple[Fault, ...]:
         )
         for name in pool.engine.env
         if name in OWNED_VARIABLES
+    )
+
+
+def _parallel_faults(pool: Pool) -> tuple[Fault, ...]:
+    """An engine that wants another number of GPUs than its replica gets does not start."""
+    args = pool.engine.args
+    sizes = [value_of(args, flag) for flag in ("tensor-parallel-size", "pipeline-parallel-size")]
+    if not any(sizes) or not all(size is None or size.isdecimal() for size in sizes):
+        return ()
+    wanted, devices = 1, devices_of(pool)
+    for size in sizes:
+        wanted *= int(size or 1)
+    if wanted == devices or (sizes[0] is None and wanted < devices):
+        return ()
+    return (
+        Fault(
+            message=f"the arguments ask for {wanted} GPU(s), and a replica gets {devices}",
+            hint=f"set `slice: {{gpus: {wanted}}}`, or leave the flag out: gpufleet writes it",
+        ),
     )
 
 

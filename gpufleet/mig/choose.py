@@ -43,4 +43,4 @@ def choose(asked: Asked, host: str, gpus: Sequence[GpuFact]) -> tuple[GpuFact, .
     if found:
         return found
     have = ", ".join(f"{host}:{one.index}" for one in gpus) or "none"
-    raise UsageError(f"{host} has no GPU {asked.which}", where=host, hints=(f"its GPUs: {have}",))
+    raise UsageError(f"there is no GPU {asked.which}", where=host, hints=(f"its GPUs: {have}",))

@@ -165,6 +165,8 @@ def _windowed(config: Mapping[str, Any], family: str, count: int) -> tuple[Layer
         return Unclear(f"layers of the kind `{odd}` in `{family}` are not known here")
     if whole(config, "num_kv_shared_layers"):
         return Unclear("layers share their cache (`num_kv_shared_layers`)")
+    if len(words) != count:
+        return Unclear(f"`layer_types` names {len(words)} layers, and there are {count}")
     found: list[Layers] = []
     for kind, number in kinds.items():
         if kind is None:

@@ -106,10 +106,13 @@ class PoolStore:
         _write(self.record_path(name), records.encode(record), 0o600)
 
     def remember(self, name: PoolName, record: PoolRecord) -> None:
-        """Keep a commit among the pool's revisions, and what served before it; the oldest go."""
+        """Keep a commit among the pool's revisions, and what served before it; the oldest go.
+
+        A revision that is kept stays as it was committed, whatever is said of the pool afterwards.
+        """
         before = self.record(name)
         for one in (before, record):
-            if one is not None and (one is record or not self._revision_path(name, one.revision).exists()):
+            if one is not None and not self._revision_path(name, one.revision).exists():
                 _write(self._revision_path(name, one.revision), records.encode(one), 0o600)
         kept = sorted(self._revision_numbers(name))
         for number in kept[:-KEPT]:
@@ -123,8 +126,8 @@ class PoolStore:
         """
         found = [self._revision(name, number) for number in sorted(self._revision_numbers(name))]
         serving = self.record(name)
-        if serving is not None:
-            found = [one for one in found if one.revision != serving.revision] + [serving]
+        if serving is not None and all(one.revision != serving.revision for one in found):
+            found.append(serving)
         return tuple(sorted(found, key=lambda one: one.revision))
 
     def _revision(self, name: PoolName, number: int) -> PoolRecord:

@@ -139,13 +139,31 @@ def test_a_broken_lease_is_audited(held, ann, ben):
     )
 
 
+def test_what_an_open_run_started_is_not_committed_by_another_deploy(held, ann):
+    ann.fleet.clock.sleep(lease.EXPIRES + 1)
+    for host in ("gpu-01", "gpu-02"):
+        ann.json("change", "unlock", host, "--reason", "test", "--yes")
+    answer = ann.json("pool", "deploy", "chat", "--yes")
+    assert answer["exit"] == 6
+    assert f"gpufleet change undo {held}" in answer["error"]["hints"]
+    code, said = ann.run("pool", "plan", "chat")
+    assert code == 0
+    assert f"run {held}" in said.err
+    assert ann.json("change", "undo", held, "--yes")["outcome"] in {"rolled_back", "ok", "committed"}
+    assert ann.json("pool", "deploy", "chat", "--yes")["outcome"] == "committed"
+
+
 def test_old_runs_are_pruned_here_and_on_hosts_and_open_ones_never(held, ann):
     ann.fleet.clock.sleep(lease.EXPIRES + 1)
     for host in ("gpu-01", "gpu-02"):
         ann.json("change", "unlock", host, "--reason", "test", "--yes")
     for number in range(24):
         ann.fleet.clock.sleep(1)
-        answer = ann.json("pool", "deploy", "chat", "--replicas", str(1 + number % 2), "--yes")
+        length = (
+            "--engine-arg=--max-model-len",
+            "--engine-arg=2048",
+        )  # what the open run started is replaced
+        answer = ann.json("pool", "deploy", "chat", "--replicas", str(1 + number % 2), *length, "--yes")
         assert answer["outcome"] == "committed", answer
     runs = ann.json("change", "list")["runs"]
     assert len([run for run in runs if run["state"] == "committed"]) in {20, 21}

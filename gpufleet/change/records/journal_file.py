@@ -229,6 +229,12 @@ def prune(state_dir: Path, keep: int) -> tuple[RunId, ...]:
     return tuple(over[keep:])
 
 
+DAMAGED = (
+    "its journal is damaged: what it did is not known here; the hosts it touched keep copies, see `--from HOST` of"
+    " `gpufleet change undo`"
+)
+
+
 def exists(state_dir: Path, run: RunId) -> bool:
     """Whether this machine has a journal of the run."""
     return (_folder(state_dir, run) / NAME).is_file()
@@ -249,6 +255,8 @@ def summary(state_dir: Path, run: RunId) -> RunSummary:
     except JournalError as error:
         return RunSummary(run=run, records=(), problem=str(error))
     if not records or not isinstance(records[0].body, Opened):
+        if (_folder(state_dir, run) / NAME).stat().st_size:
+            return RunSummary(run=run, records=(), problem=DAMAGED)
         return RunSummary(run=run, records=(), problem="no record was written; nothing was changed")
     last = records[-1].body
     ending = last.ending.value if isinstance(last, Settled) else ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -254,7 +255,8 @@ def engine_words(wish: str) -> str:
     """
     modes = [mode.value for mode in Mode]
     name, *settings = wish.split() or [""]
-    if settings and (name in modes or name in FAILURES):
+    timed = all(re.fullmatch(r"(?:load|token|prefill)_seconds=[0-9.]+", word) for word in settings)
+    if settings and timed and (name in modes or name in FAILURES):
         return " ".join([engine_words(name), *settings])
     if wish in modes:
         return f"mode={wish}"
