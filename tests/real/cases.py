@@ -263,7 +263,7 @@ AT_GATE = (
     Case(fault="engine serves another model", phase="gate", inject=lambda s: faults.engine_behaves(s.host, "other-model"), exits=(9,), says=("somebody/else",)),
     Case(fault="engine streams garbage", phase="gate", inject=lambda s: faults.engine_behaves(s.host, "garbage"), exits=(9,), says=("over and over",)),
     Case(fault="container removed", phase="gate", at=GATE, inject=containers_removed, exits=(9,), says=("gone",)),
-    Case(fault="container stopped", phase="gate", at=GATE, inject=containers_stopped, exits=(9,), says=("exited",)),
+    Case(fault="container stopped", phase="gate", at=GATE, inject=containers_stopped, exits=(9,), says=("the container",)),
     Case(fault="docker killed", phase="gate", at=GATE, inject=lambda s: faults.service(s.host, "docker", "kill"), exits=(10,), ends="undo", pool=BRIEF),
     Case(fault="session killed", phase="gate", at=GATE, inject=sessions_killed, exits=(0,), ends="committed"),
     Case(fault="sshd listener killed", phase="gate", at=GATE, inject=lambda s: faults.service(s.host, "ssh", "kill"), exits=(0,), ends="committed"),
