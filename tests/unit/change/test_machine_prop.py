@@ -148,11 +148,26 @@ class World:
             assert self.steps[effect.step].after <= self.there
         if isinstance(effect, Undo):
             host = self.steps[effect.step].host
+            lost = self.lost()
             for other in self.plan.steps:
                 needs_it = effect.step in other.after and not isinstance(other.undo, Irreversible)
                 if needs_it and other.id in self.there:
-                    assert other.id in self.given_up
+                    assert other.id in lost
                     assert other.host not in {host, HERE}
+
+    def lost(self) -> set[StepId]:
+        """What nobody can undo any more: what was given up, and what that holds on its own host."""
+        lost = set(self.given_up)
+        while True:
+            held = {
+                step.id
+                for step in self.plan.steps
+                for other in self.plan.steps
+                if other.id in lost and step.id in other.after and other.host in {step.host, HERE}
+            }
+            if held <= lost:
+                return lost
+            lost |= held
 
 
 @dataclass
