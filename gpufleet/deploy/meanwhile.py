@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 
 from gpufleet.deploy.replicas import LABEL, Present
-from gpufleet.errors import ErrorRow, LeaseHeld
-from gpufleet.hosts.model import HostFacts, Known
+from gpufleet.errors import ErrorRow, FactUnknown, LeaseHeld
+from gpufleet.hosts.model import HostFacts, Known, Unknown
 from gpufleet.names import HostName
 
 
@@ -48,7 +48,14 @@ def refuse(open_runs: Mapping[str, Sequence[Present]]) -> None:
 
 
 def refuse_leases(hosts: Collection[HostName], facts: Mapping[HostName, HostFacts]) -> None:
-    """Raises LeaseHeld when somebody changes one of these hosts."""
+    """Raises LeaseHeld when somebody changes one of these hosts, and FactUnknown when that could not be read."""
+    for host in sorted(hosts):
+        if host in facts and isinstance(unread := facts[host].lease, Unknown):
+            raise FactUnknown(
+                f"whether somebody changes it is not known: {unread.reason}",
+                where=host,
+                hints=(f"look with `gpufleet hosts check {host}`",),
+            )
     held = {
         host: lease.value
         for host in sorted(hosts)

@@ -148,6 +148,8 @@ def _slices(
     containers: Sequence[ContainerFact],
 ) -> Fact[tuple[SeenSlice, ...]]:
     by_instance: dict[int, list[MigInstance]] = {one.gi: [] for one in instances}
+    # A runtime takes `GPU:DEVICE` too, with the numbers of `nvidia-smi -L`, in whose order the slices come.
+    numbered = {device.uuid: f"{gpu.index}:{number}" for number, device in enumerate(devices)}
     for device in devices:
         if isinstance(device.gi, Unknown):
             return Unknown(f"slice {device.uuid}: {device.gi.reason}")
@@ -158,6 +160,7 @@ def _slices(
     for one in instances:
         members = by_instance[one.gi]
         uuids = tuple(device.uuid for device in members)
+        names = {*uuids, *(numbered[uuid] for uuid in uuids)}
         found.append(
             SeenSlice(
                 placed=Placed(one.start, one.size, one.profile),
@@ -168,7 +171,7 @@ def _slices(
                 containers=tuple(
                     container.name
                     for container in containers
-                    if container.state in RUNNING and set(uuids) & set(container.devices)
+                    if container.state in RUNNING and names & set(container.devices)
                 ),
                 processes=_pids(gpu, one.gi),
             )
