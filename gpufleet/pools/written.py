@@ -25,7 +25,7 @@ def edit(path: Path, name: str, before: Pool, after: Pool) -> bool:
         UsageError: the file cannot be written.
     """
     from ruamel.yaml import YAML  # noqa: PLC0415  # heavy, and only a few commands write
-    from ruamel.yaml.error import YAMLError  # noqa: PLC0415
+    from ruamel.yaml.error import YAMLError  # noqa: PLC0415  # with it
 
     path = path.resolve()
     yaml = YAML()
