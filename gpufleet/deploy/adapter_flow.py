@@ -1,6 +1,7 @@
 """Load and unload adapters on all members of a pool as one change: look, plan, apply, publish.
 
-An adapter is published once every member has it, and taken out of the routes before the first member loses it.
+An adapter is published once every member has it, and taken out of the routes before the first member loses it: as a
+step of the same change, so that whoever undoes or resumes it puts the routes right as well.
 """
 
 from __future__ import annotations
@@ -11,10 +12,11 @@ from dataclasses import dataclass
 import msgspec
 
 from gpufleet.change.flow import run_change
-from gpufleet.change.model import Plan, Step
+from gpufleet.change.model import HERE, Plan, Step
 from gpufleet.change.reach import Reach
 from gpufleet.deploy import commit
-from gpufleet.deploy.adapters import Member, listed, load_step, unload_step
+from gpufleet.deploy.adapters import Member, listed, load_step, unload_step, withdrawn_first
+from gpufleet.deploy.audit import Line, audited
 from gpufleet.deploy.commands import Dialect
 from gpufleet.deploy.fingerprint import fingerprint
 from gpufleet.deploy.replicas import replicas_of
@@ -72,12 +74,14 @@ def prepare_adapters(
     facts = _facts(tools, known)
     members = _members(tools, pool, known, facts)
     steps = _steps(members, _asked(tools, members), load, {gone: pool.lora[gone] for gone in unload})
+    served = next((route for route in tools.store.routes().pools if route.name == name), None)
+    steps = withdrawn_first(steps, served, unload)
     altered = membership.set_adapters(pool, load, unload)
     plan = Plan(
         title=f"adapters of pool {name}",
         command=command,
         steps=steps,
-        fingerprint=fingerprint({step.host: facts[step.host] for step in steps}),
+        fingerprint=fingerprint({step.host: facts[step.host] for step in steps if step.host != HERE}),
         context={
             "use": commit.ADAPTERS,
             "pool": name,
@@ -101,27 +105,27 @@ def carry_out_adapters(tools: Tools, adapters: Adapters) -> Done:
     Raises:
         RolledBack, RollbackIncomplete, InDoubt, LeaseHeld, StalePlan and what else `run_change` raises.
     """
-    name = adapters.pool.name
     if not adapters.changes:
         return Done(outcome="no_change", generation=tools.store.routes().generation)
+    line = Line(command=adapters.plan.command, pool=adapters.pool.name, hosts=adapters.plan.hosts)
+    with audited(tools, line):
+        done = _carried_out(tools, adapters)
+        line.run = RunId(done.run)
+    return done
+
+
+def _carried_out(tools: Tools, adapters: Adapters) -> Done:
     finish = commit.finish_commit(tools.store)
     if not adapters.plan.steps:
         finish(RunId(""), adapters.plan.context)
         return Done(outcome="committed", generation=tools.store.routes().generation)
     settle_old_runs(tools, adapters.facts)
-    if adapters.unload:
-        commit.show_adapters(tools.store, name, without=adapters.unload)
-    try:
-        change = run_change(
-            adapters.plan,
-            tools.change,
-            on_commit=finish,
-            recheck=recheck(tools, adapters.plan, adapters.facts),
-        )
-    except FleetError:
-        if adapters.unload:
-            commit.show_adapters(tools.store, name)
-        raise
+    change = run_change(
+        adapters.plan,
+        tools.change,
+        on_commit=finish,
+        recheck=recheck(tools, adapters.plan, adapters.facts),
+    )
     warn_of_leases(tools, change)
     copy_routes(tools.store, set(adapters.plan.hosts), tools.change, tools.warn)
     rows = tuple(row.fields() for row in change.rows)

@@ -5,18 +5,20 @@ Nothing is restarted. An engine lists what it has in /v1/models, so every step c
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
 
 from gpufleet.change.model import CannotTell, Check, Fails, Holds, Predicate, Step, Verdict, Waits
 from gpufleet.deploy.asking import PYTHON
 from gpufleet.deploy.commands import Dialect
 from gpufleet.deploy.replicas import Present, bind_address, url_of
 from gpufleet.deploy.seen import Answer
+from gpufleet.deploy.traffic import withdraw_step
 from gpufleet.engine.adapters import LOAD, MODELS, UNLOAD, Loaded, load_body, loaded, unload_body
 from gpufleet.engine.vllm import PORT
 from gpufleet.inventory.model import Host
 from gpufleet.names import StepId
+from gpufleet.pools.routes import PoolRoute
 from gpufleet.redact import Secret, scrub
 from gpufleet.remote.command import Command
 from gpufleet.remote.result import Exit
@@ -148,6 +150,19 @@ def unload_step(member: Member, name: str, path: str) -> Step:
         absent=_check(member, name, path, THERE),
         phase="unload",
     )
+
+
+def withdrawn_first(
+    steps: tuple[Step, ...], served: PoolRoute | None, names: Collection[str]
+) -> tuple[Step, ...]:
+    """The same steps; before the first member loses an adapter that is published, its name is withdrawn."""
+    losing = [step for step in steps if step.phase == "unload"]
+    published = [name for name in names if served is not None and name in served.models]
+    if not losing or served is None or not published:
+        return steps
+    first = withdraw_step(served, published, frozenset(one for step in losing for one in step.after))
+    waiting = [replace(step, after=step.after | {first.id}) for step in losing]
+    return (*(step for step in steps if step.phase != "unload"), first, *waiting)
 
 
 def _id(member: Member, what: str, name: str) -> StepId:

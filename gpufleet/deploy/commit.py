@@ -176,16 +176,16 @@ def keep_adapters(store: PoolStore, context: Mapping[str, str]) -> None:
             return
         pool = membership.set_adapters(record.pool_of(known), load, unload)
         store.save(name, msgspec.structs.replace(known, pool=document.from_model(pool)))
-        show_adapters(store, name)
+        _show_adapters(store, name)
 
 
-def show_adapters(store: PoolStore, name: PoolName, *, without: Sequence[str] = ()) -> None:
-    """Publish a deployed pool with the adapters of its record, but for some; the record stays as it is."""
+def _show_adapters(store: PoolStore, name: PoolName) -> None:
+    """Publish a deployed pool with the adapters of its record."""
     known = store.record(name)
     served = next((pool for pool in store.routes().pools if pool.name == name), None)
     if known is None or served is None:
         return
-    shown = membership.set_adapters(record.pool_of(known), {}, without)
+    shown = record.pool_of(known)
     route = msgspec.structs.replace(served, models=(shown.public_name, *sorted(shown.lora)))
     store.publish(lambda table: membership.with_pool(table, route))
 

@@ -11,13 +11,13 @@ is waited for to the deadline as if it were busy. A member whose container is do
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import msgspec
 
 from gpufleet.change.model import HERE, CannotTell, Check, Fails, Holds, Predicate, Step, Verdict, Waits
 from gpufleet.names import StepId
-from gpufleet.pools.routes import EndpointRoute
+from gpufleet.pools.routes import EndpointRoute, PoolRoute
 from gpufleet.remote.command import Command
 from gpufleet.remote.result import Exit
 
@@ -63,11 +63,24 @@ class Place(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 def shift_step(
-    step: str, title: str, shift: Shift, *, undone: str | None = None, after: frozenset[StepId]
+    step: str,
+    title: str,
+    shift: Shift,
+    *,
+    undone: str | None = None,
+    named: tuple[str, ...] | None = None,
+    after: frozenset[StepId],
 ) -> Step:
-    """Publish members in another state; the undo publishes them as they were. `undone`: the algorithm before."""
+    """Publish members in another state; the undo publishes them as they were.
+
+    `undone` and `named`: the algorithm and the model names before, where the shift changes them.
+    """
     back = msgspec.structs.replace(
-        shift, before=shift.after, after=shift.before, algorithm=undone or shift.algorithm
+        shift,
+        before=shift.after,
+        after=shift.before,
+        algorithm=undone or shift.algorithm,
+        models=shift.models if named is None else named,
     )
     return Step(
         id=StepId(step),
@@ -80,6 +93,19 @@ def shift_step(
         after=after,
         phase="route",
     )
+
+
+def withdraw_step(served: PoolRoute, names: Collection[str], after: frozenset[StepId] = frozenset()) -> Step:
+    """Take names of a pool, its adapters, out of the routes; the undo publishes them again. Members stay."""
+    shift = Shift(
+        pool=served.name,
+        models=tuple(name for name in served.models if name not in names),
+        algorithm=served.algorithm,
+        before=(),
+        after=(),
+    )
+    title = f"send nothing for {', '.join(sorted(names))}"
+    return shift_step("withdraw", title, shift, named=served.models, after=after)
 
 
 def drained(place: Place, limit: float = DRAIN_DEADLINE) -> Check:

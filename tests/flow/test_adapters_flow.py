@@ -5,8 +5,10 @@ from dataclasses import replace
 
 import pytest
 
+from gpufleet.change.events import Goal
+from gpufleet.change.records import journal_file
 from gpufleet.deploy.adapter_flow import carry_out_adapters, prepare_adapters
-from gpufleet.errors import PreflightFailed, RolledBack, UsageError
+from gpufleet.errors import PreflightFailed, Refused, RolledBack, UsageError
 from gpufleet.lab.faults import Fault, Kind
 from gpufleet.lab.vllm.api import Request
 from gpufleet.names import PoolName, RunId
@@ -153,3 +155,58 @@ def test_what_was_committed_is_published_by_whoever_resumes(site):
     for _ in range(2):
         finish_commit(site.tools().store)(RunId("r"), context)
     assert names(site) == ["qwen", "fr", "sql"]
+
+
+class Killed(BaseException):
+    """The process is gone."""
+
+
+def killed_after(site, records, monkeypatch):
+    """Unload an adapter until this many records are on disk; the run, or None when it ended before."""
+    real = journal_file.JournalFile.append
+
+    def append(file, body):
+        if len(file.records) >= records:
+            raise Killed
+        return real(file, body)
+
+    older = {summary.run for summary in site.runs()}
+    with monkeypatch.context() as patch:
+        patch.setattr(journal_file.JournalFile, "append", append)
+        try:
+            change(site, {}, ("fr",))
+        except Killed:
+            (run,) = [summary.run for summary in site.runs() if summary.run not in older]
+            return run
+    return None
+
+
+def test_whoever_undoes_an_unload_that_was_killed_puts_the_routes_right_as_well(site, monkeypatch):
+    seen = set()
+    for records in range(1, 40):
+        run = killed_after(site, records, monkeypatch)
+        if run is None:
+            break
+        seen.add((tuple(names(site)), tuple(map(tuple, adapters(site)))))
+        try:
+            site.take_up(run, Goal.UNDO)
+        except Refused:  # it has begun to publish
+            site.take_up(run, Goal.RESUME)
+            assert (names(site), recorded(site), adapters(site)) == (["qwen"], {}, [{}, {}])
+            change(site, {"fr": "/srv/lora/fr"})
+        assert names(site) == ["qwen", "fr"]
+        assert recorded(site) == {"fr": "/srv/lora/fr"}
+        assert adapters(site) == [{"fr": "/srv/lora/fr"}] * 2
+    else:
+        pytest.fail("the unload never ended")
+    # No member lost it while the name was in the routes.
+    assert {served for served, has in seen if has != (("fr",), ("fr",))} == {("qwen",)}
+    assert (("qwen",), (("fr",), ("fr",))) in seen
+
+
+def test_adapters_stand_in_the_audit_trail(site):
+    done = change(site, {"sql": "/srv/lora/sql"})
+    lines = (site.path / "state" / "audit" / "changes.jsonl").read_text().splitlines()
+    told = json.loads(lines[-1])
+    assert (told["command"], told["run"], told["result"]) == ("pool set chat", done.run, "committed")
+    assert told["hosts"] == ["gpu-01", "gpu-02"]
