@@ -36,6 +36,20 @@ def parse_address(text: str) -> Address:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ScrapeRules:
+    """Reading engines' metrics pages; seconds, and bytes of one page."""
+
+    every: float = 5.0
+    timeout: float = 2.0
+    largest: int = 8 * 1024 * 1024
+
+    @property
+    def stale(self) -> float:
+        """Older than this a load is not trusted: three readings were missed."""
+        return 3 * self.every
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ProxyConfig:
     """One proxy.
 
@@ -61,3 +75,4 @@ class ProxyConfig:
     drain: float = 600.0
     timeouts: Timeouts = field(default_factory=Timeouts)
     health: HealthRules = field(default_factory=HealthRules)
+    scrape: ScrapeRules = field(default_factory=ScrapeRules)

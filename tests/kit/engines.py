@@ -74,10 +74,11 @@ def chat(call: Call) -> None:
 
 @dataclass
 class ScriptedEngine:
-    """Answers /health by itself; every other request goes to `script`, one thread a connection."""
+    """Answers /health and /metrics by itself; every other request goes to `script`, one thread a connection."""
 
     script: Callable[[Call], None] = chat
     healthy: bool = True
+    page: bytes | None = None
     calls: list[Call] = field(default_factory=list)
     gone: list[bool] = field(default_factory=list)
     connections: int = 0
@@ -135,6 +136,9 @@ class ScriptedEngine:
                 buffer = buffer[length:]
                 if head.startswith(b"GET /health"):
                     call.answer(b"", b"200 OK" if self.healthy else b"503 Service Unavailable")
+                    continue
+                if head.startswith(b"GET /metrics"):
+                    call.answer(self.page or b"", b"404 Not Found" if self.page is None else b"200 OK")
                     continue
                 if not counted:
                     counted, self.connections = True, self.connections + 1

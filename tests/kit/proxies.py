@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from gpufleet.pools.routes import EndpointRoute, PoolRoute, RouteTable, encode
-from gpufleet.proxy.config import Address, ProxyConfig
+from gpufleet.proxy.config import Address, ProxyConfig, ScrapeRules
 from gpufleet.proxy.decide.deadline import Timeouts
 from gpufleet.proxy.decide.health import HealthRules
 from gpufleet.proxy.run.background import ProxyThread
@@ -23,6 +23,7 @@ from tests.kit.engines import PATIENCE, ScriptedEngine
 CHAT = "/v1/chat/completions"
 LOOPBACK = Address(host="127.0.0.1", port=0)
 NO_PROBES = HealthRules(every=3600.0)
+NO_SCRAPES = ScrapeRules(every=3600.0)
 
 
 def table(*members: ScriptedEngine, generation: int = 1, **fields: Any) -> RouteTable:
@@ -158,6 +159,7 @@ def proxy(
     settings: dict[str, Any] = {
         "allow_anonymous": True,
         "health": NO_PROBES,
+        "scrape": NO_SCRAPES,
         "tick": 0.02,
         "drain": PATIENCE,
         "timeouts": timeouts or Timeouts(),

@@ -1,14 +1,46 @@
-"""Counters, gauges, histograms and their Prometheus text; names are `gpufleet_proxy_*` and stay."""
+"""Counters, gauges, histograms and their Prometheus text; names are `gpufleet_proxy_*` and stay.
+
+Theory. What a process counts it counts in `Counter` and `Histogram`, which cost a dictionary's look-up. Whoever reads
+gets `Family` values, which travel between processes: several workers are one proxy, so their families are `merge`d,
+each by its own rule, before a page is written.
+"""
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Literal
+
+import msgspec
 
 Labels = tuple[str, ...]
 
 TTFT_BOUNDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 DURATION_BOUNDS = (0.01, 0.05, 0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 3600.0)
+GAP_BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 60.0)
+
+Merge = Literal["sum", "max", "min"]
+
+
+_CHOICES: dict[Merge, Callable[[Iterable[float]], float]] = {"sum": sum, "max": max, "min": min}
+
+
+class Family(msgspec.Struct, frozen=True, kw_only=True):
+    """One metric with all its label combinations, as it is written and as it travels between workers.
+
+    Attributes:
+        bounds: of a histogram; its samples then hold a count for each bound, one for the rest, and the sum.
+        merge: how the figures of several workers make one.
+    """
+
+    name: str
+    help: str
+    kind: Literal["counter", "gauge", "histogram"] = "gauge"
+    labels: Labels = ()
+    samples: list[tuple[Labels, list[float]]] = []
+    bounds: tuple[float, ...] = ()
+    merge: Merge = "sum"
 
 
 class Counter:
@@ -26,8 +58,8 @@ class Counter:
         """Count."""
         self.values[labels] = self.values.get(labels, 0.0) + amount
 
-    def render(self) -> Iterable[str]:
-        """The lines of this family."""
+    def family(self) -> Family:
+        """As it is now."""
         return gauge(self.name, self.help, self.label_names, self.values, kind="counter")
 
 
@@ -53,27 +85,89 @@ class Histogram:
         counts[bisect_left(self.bounds, value)] += 1
         self.sums[labels] += value
 
-    def render(self) -> Iterable[str]:
-        """The lines of this family."""
-        yield f"# HELP {self.name} {self.help}"
-        yield f"# TYPE {self.name} histogram"
-        for labels, counts in self.counts.items():
-            running = 0
-            for bound, count in zip((*(str(bound) for bound in self.bounds), "+Inf"), counts, strict=True):
-                running += count
-                yield f"{self.name}_bucket{label_text((*self.label_names, 'le'), (*labels, bound))} {running}"
-            yield f"{self.name}_sum{label_text(self.label_names, labels)} {self.sums[labels]:.6f}"
-            yield f"{self.name}_count{label_text(self.label_names, labels)} {running}"
+    def family(self) -> Family:
+        """As it is now."""
+        return Family(
+            name=self.name,
+            help=self.help,
+            kind="histogram",
+            labels=self.label_names,
+            samples=[(labels, [*counts, self.sums[labels]]) for labels, counts in self.counts.items()],
+            bounds=self.bounds,
+        )
 
 
 def gauge(
-    name: str, help_: str, label_names: Labels, values: Mapping[Labels, float], *, kind: str = "gauge"
-) -> Iterable[str]:
+    name: str,
+    help_: str,
+    label_names: Labels,
+    values: Mapping[Labels, float],
+    *,
+    kind: Literal["counter", "gauge"] = "gauge",
+    merge: Merge = "sum",
+) -> Family:
     """A family that is read off where it lives."""
-    yield f"# HELP {name} {help_}"
-    yield f"# TYPE {name} {kind}"
-    for labels, value in values.items():
-        yield f"{name}{label_text(label_names, labels)} {value:g}"
+    samples = [(labels, [float(value)]) for labels, value in values.items()]
+    return Family(name=name, help=help_, kind=kind, labels=label_names, samples=samples, merge=merge)
+
+
+def merged(pages: Iterable[Sequence[Family]]) -> list[Family]:
+    """The families of several workers as those of one proxy, in the order in which they first appear."""
+    found: dict[str, list[Family]] = {}
+    for page in pages:
+        for family in page:
+            found.setdefault(family.name, []).append(family)
+    return [_one(same) for same in found.values()]
+
+
+def _one(same: list[Family]) -> Family:
+    first = same[0]
+    if len(same) == 1:
+        return first
+    choose = _CHOICES[first.merge]
+    values: dict[Labels, list[list[float]]] = {}
+    for family in same:
+        if family.bounds == first.bounds:
+            for labels, figures in family.samples:
+                values.setdefault(tuple(labels), []).append(figures)
+    samples = [
+        (labels, [float(choose(column)) for column in zip(*rows, strict=True)])
+        for labels, rows in values.items()
+    ]
+    return msgspec.structs.replace(first, samples=samples)
+
+
+def render(families: Iterable[Family]) -> str:
+    """Prometheus text, format 0.0.4."""
+    return "".join(f"{line}\n" for family in families for line in _lines(family))
+
+
+def _lines(family: Family) -> Iterator[str]:
+    yield f"# HELP {family.name} {family.help}"
+    yield f"# TYPE {family.name} {family.kind}"
+    for labels, figures in family.samples:
+        if family.kind == "histogram":
+            yield from _histogram_lines(family, labels, figures)
+        else:
+            yield f"{family.name}{label_text(family.labels, labels)} {figure(figures[0])}"
+
+
+def _histogram_lines(family: Family, labels: Labels, figures: Sequence[float]) -> Iterator[str]:
+    running = 0.0
+    bounds = (*(str(bound) for bound in family.bounds), "+Inf")
+    for bound, count in zip(bounds, figures[:-1], strict=True):
+        running += count
+        text = label_text((*family.labels, "le"), (*labels, bound))
+        yield f"{family.name}_bucket{text} {figure(running)}"
+    yield f"{family.name}_sum{label_text(family.labels, labels)} {figures[-1]:.6f}"
+    yield f"{family.name}_count{label_text(family.labels, labels)} {figure(running)}"
+
+
+def figure(value: float) -> str:
+    """Every digit of a count: `%g` would stop counting at a million."""
+    if math.isfinite(value):
+        return str(int(value)) if value == int(value) else repr(float(value))
+    return "NaN" if math.isnan(value) else ("+Inf" if value > 0 else "-Inf")
 
 
 def label_text(names: Labels, values: Labels) -> str:
@@ -92,7 +186,21 @@ def _escaped(value: str) -> str:
 class ProxyMetrics:
     """Everything that one proxy process counts."""
 
-    __slots__ = ("client_gone", "duration", "reloads", "requests", "retries", "ttft", "upstream_failures")
+    __slots__ = (
+        "access_dropped",
+        "client_gone",
+        "connections_refused",
+        "duration",
+        "gap",
+        "longest_gap",
+        "reloads",
+        "requests",
+        "retries",
+        "scrape_failures",
+        "tokens",
+        "ttft",
+        "upstream_failures",
+    )
 
     def __init__(self) -> None:
         self.requests = Counter(
@@ -111,10 +219,39 @@ class ProxyMetrics:
         self.client_gone = Counter(
             "gpufleet_proxy_client_gone_total", "Clients that left before the answer was whole.", ("pool",)
         )
+        self.tokens = Counter(
+            "gpufleet_proxy_tokens_total",
+            "Tokens that engines reported in answers, by kind: prompt, cached, completion.",
+            ("pool", "endpoint", "kind"),
+        )
+        self.reloads = Counter(
+            "gpufleet_proxy_route_reloads_total", "Route tables read, by result.", ("result",)
+        )
+        self.scrape_failures = Counter(
+            "gpufleet_proxy_scrape_failures_total", "Metrics pages that were not got.", ("endpoint",)
+        )
+        self.connections_refused = Counter(
+            "gpufleet_proxy_connections_refused_total", "Clients sent away at the limit of connections."
+        )
+        self.access_dropped = Counter(
+            "gpufleet_proxy_access_log_dropped_total", "Lines of the access log that found its buffer full."
+        )
         self.ttft = Histogram(
             "gpufleet_proxy_ttft_seconds",
             "From dispatch to the first byte of a streamed body.",
             TTFT_BOUNDS,
+            ("pool",),
+        )
+        self.gap = Histogram(
+            "gpufleet_proxy_inter_token_seconds",
+            "Mean time between two pieces of a streamed answer, one value a stream.",
+            GAP_BOUNDS,
+            ("pool",),
+        )
+        self.longest_gap = Histogram(
+            "gpufleet_proxy_longest_gap_seconds",
+            "Longest time between two pieces of a streamed answer, one value a stream.",
+            GAP_BOUNDS,
             ("pool",),
         )
         self.duration = Histogram(
@@ -123,13 +260,22 @@ class ProxyMetrics:
             DURATION_BOUNDS,
             ("pool",),
         )
-        self.reloads = Counter(
-            "gpufleet_proxy_route_reloads_total", "Route tables read, by result.", ("result",)
-        )
 
-    def render(self) -> Iterable[str]:
+    def families(self) -> list[Family]:
         """The page without the gauges."""
-        for family in (self.requests, self.retries, self.upstream_failures, self.client_gone, self.reloads):
-            yield from family.render()
-        yield from self.ttft.render()
-        yield from self.duration.render()
+        counted = (
+            self.requests,
+            self.retries,
+            self.upstream_failures,
+            self.client_gone,
+            self.tokens,
+            self.reloads,
+            self.scrape_failures,
+            self.connections_refused,
+            self.access_dropped,
+            self.ttft,
+            self.gap,
+            self.longest_gap,
+            self.duration,
+        )
+        return [one.family() for one in counted]

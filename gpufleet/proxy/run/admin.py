@@ -9,14 +9,13 @@ from __future__ import annotations
 import asyncio
 import html
 import ipaddress
-from collections.abc import Iterator
 from typing import cast
 
 import msgspec
 
-from gpufleet.proxy.decide.health import Verdict
-from gpufleet.proxy.decide.metrics import gauge
+from gpufleet.proxy.decide.metrics import render
 from gpufleet.proxy.run.fleet import Seat
+from gpufleet.proxy.run.metrics_page import families
 from gpufleet.proxy.run.state import ProxyState
 from gpufleet.proxy.wire.chunked import ProtocolError
 from gpufleet.proxy.wire.heads import RequestHead
@@ -113,7 +112,7 @@ def respond(state: ProxyState, head: RequestHead, body: bytes) -> tuple[int, byt
         status = "stopping" if state.stopping else "ok"
         return 503 if state.stopping else 200, _JSON, msgspec.json.encode({"status": status})
     if path == "/metrics":
-        return 200, b"text/plain; version=0.0.4; charset=utf-8", metrics_page(state).encode()
+        return 200, b"text/plain; version=0.0.4; charset=utf-8", render(families(state)).encode()
     if path == "/admin/members":
         return 200, _JSON, msgspec.json.encode(members(state))
     if path == "/":
@@ -184,44 +183,6 @@ def _row(seat: Seat) -> dict[str, object]:
         "weight": seat.weight,
         "in_flight": seat.member.running,
     }
-
-
-def metrics_page(state: ProxyState) -> str:
-    """Prometheus text."""
-    pools = state.fleet.table.pools.values()
-    seats = [(pool.name, seat) for pool in pools for seat in pool.seats]
-    names = ("pool", "endpoint")
-
-    def lines() -> Iterator[str]:
-        yield from state.metrics.render()
-        yield from gauge(
-            "gpufleet_proxy_in_flight",
-            "Requests in flight on a member, from every pool.",
-            names,
-            {(pool, seat.id): seat.member.running for pool, seat in seats},
-        )
-        yield from gauge(
-            "gpufleet_proxy_endpoint_healthy",
-            "1: health lets it be asked.",
-            names,
-            {(pool, seat.id): int(seat.verdict is Verdict.UP) for pool, seat in seats},
-        )
-        yield from gauge(
-            "gpufleet_proxy_endpoint_draining",
-            "1: it gets nothing new.",
-            names,
-            {(pool, seat.id): int(seat.draining) for pool, seat in seats},
-        )
-        own = {
-            "requests_in_flight": ("Requests between dispatch and last byte.", state.in_flight),
-            "client_connections": ("Open connections of clients.", len(state.clients)),
-            "buffered_bytes": ("Bodies of requests that arrive or wait for their engines.", state.buffered),
-            "route_generation": ("Generation of the route table in use.", state.fleet.table.generation),
-        }
-        for name, (help_, value) in own.items():
-            yield from gauge(f"gpufleet_proxy_{name}", help_, (), {(): value})
-
-    return "\n".join(lines()) + "\n"
 
 
 def status_page(state: ProxyState) -> str:

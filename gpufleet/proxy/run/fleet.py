@@ -14,6 +14,7 @@ from gpufleet.pools.routes import EndpointRoute, PoolRoute, RouteTable
 from gpufleet.proxy.config import ProxyConfig
 from gpufleet.proxy.decide.balance.api import Policy
 from gpufleet.proxy.decide.balance.policies import POLICIES
+from gpufleet.proxy.decide.engine_load import EngineLoad
 from gpufleet.proxy.decide.health import Health, Observation, Verdict, eligible, evolve, expire
 from gpufleet.proxy.run.key_reference import resolve
 from gpufleet.proxy.run.upstream import ConnectionPool
@@ -33,7 +34,20 @@ class TableRefused(Exception):
 class Member:
     """One engine."""
 
-    __slots__ = ("connections", "health", "host_field", "id", "key", "probe_path", "running", "served", "url")
+    __slots__ = (
+        "connections",
+        "health",
+        "host_field",
+        "id",
+        "key",
+        "load",
+        "load_at",
+        "metrics_path",
+        "probe_path",
+        "running",
+        "served",
+        "url",
+    )
 
     def __init__(self, route: EndpointRoute, loop: asyncio.AbstractEventLoop, connect_timeout: float) -> None:
         host, port = split_url(route.url)
@@ -41,6 +55,10 @@ class Member:
         self.url = route.url
         self.host_field = f"[{host}]:{port}".encode() if ":" in host else f"{host}:{port}".encode()
         self.probe_path = route.health
+        self.metrics_path = route.metrics
+        self.load: EngineLoad | None = None
+        """What its own page said last, and when (the loop's time); only ever added to what is counted here."""
+        self.load_at = 0.0
         self.key = b""
         self.connections = ConnectionPool(host, port, loop, connect_timeout)
         self.health = Health()
@@ -149,6 +167,7 @@ class Fleet:
                 members[identity] = member
                 member.key = keys[identity]
                 member.probe_path = endpoint.health
+                member.metrics_path = endpoint.metrics
                 draining = endpoint.state == "draining"
                 seats.append(Seat(route.name, member, endpoint.weight, draining=draining))
             pools[route.name] = LivePool(route, tuple(seats), self._policy(route))
@@ -234,8 +253,9 @@ def _check_endpoint(pool: str, endpoint: EndpointRoute) -> None:
         raise TableRefused(f"{place}: weight {endpoint.weight} is below 0")
     if endpoint.state not in {"active", "draining"}:
         raise TableRefused(f"{place}: state `{endpoint.state}` is neither active nor draining")
-    if _PATH.fullmatch(endpoint.health) is None:
-        raise TableRefused(f"{place}: health path `{endpoint.health}` is no path")
+    for name, path in (("health", endpoint.health), ("metrics", endpoint.metrics)):
+        if _PATH.fullmatch(path) is None:
+            raise TableRefused(f"{place}: {name} path `{path}` is no path")
     try:
         split_url(endpoint.url)
     except ValueError as error:

@@ -1,10 +1,15 @@
-"""Ask every engine `GET /health` on a period and tell the fleet what was seen."""
+"""Ask every engine `GET /health` and `GET /metrics` on a period, and tell the fleet what was seen.
+
+Each question goes out on a connection of its own: it must not wait behind, or vouch for, a kept one. A round asks all
+members at once and is bounded, because a question is.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 
+from gpufleet.proxy.decide.engine_load import parse
 from gpufleet.proxy.decide.health import Observation
 from gpufleet.proxy.run.fleet import Member
 from gpufleet.proxy.run.state import ProxyState
@@ -12,10 +17,11 @@ from gpufleet.proxy.wire.chunked import ProtocolError
 from gpufleet.proxy.wire.http1 import ResponseReader
 
 _LOG = logging.getLogger("gpufleet.proxy")
+_FAILURES = (TimeoutError, OSError, UnicodeError, ProtocolError)
 
 
 async def watch(state: ProxyState) -> None:
-    """For ever: all members at once, then wait. A probe is bounded, so a round is too."""
+    """For ever, ask whether each member is there."""
     while True:
         members = tuple(state.fleet.members.values())
         await asyncio.gather(*(_look(state, member) for member in members))
@@ -26,8 +32,8 @@ async def _look(state: ProxyState, member: Member) -> None:
     before = member.health.verdict
     try:
         async with asyncio.timeout(state.config.health.timeout):
-            passed = await _ask(member)
-    except (TimeoutError, OSError, UnicodeError, ProtocolError):
+            passed = (await ask(member, member.probe_path, 0))[0] == 200
+    except _FAILURES:
         passed = False
     state.fleet.observe(member, Observation.PROBE_PASSED if passed else Observation.PROBE_FAILED)
     after = member.health.verdict
@@ -35,21 +41,71 @@ async def _look(state: ProxyState, member: Member) -> None:
         _LOG.warning("member %s at %s is %s", member.id, member.url, after.value)
 
 
-async def _ask(member: Member) -> bool:
-    """True for 200. On a connection of its own: a probe must not wait behind, or vouch for, a kept one."""
+async def read_loads(state: ProxyState) -> None:
+    """For ever, read how busy each member says it is. A page that was not got leaves the last one, which grows old."""
+    silent: set[str] = set()
+    while True:
+        members = tuple(state.fleet.members.values())
+        await asyncio.gather(*(_read_load(state, member, silent) for member in members))
+        silent &= {member.url for member in state.fleet.members.values()}
+        await asyncio.sleep(state.config.scrape.every)
+
+
+async def _read_load(state: ProxyState, member: Member, silent: set[str]) -> None:
+    """`silent` remembers of whom it was said already that something is missing."""
+    rules = state.config.scrape
+    try:
+        async with asyncio.timeout(rules.timeout):
+            status, page = await ask(member, member.metrics_path, rules.largest)
+        if status != 200:
+            raise ProtocolError(502, f"it answers {status}")
+    except _FAILURES as error:
+        state.metrics.scrape_failures.add((member.id,))
+        trouble = f"its metrics page was not got: {error or type(error).__name__}"
+    else:
+        member.load = load = parse(page)
+        member.load_at = state.loop.time()
+        trouble = f"its metrics page does not say {', '.join(load.missing)}" if load.missing else ""
+    if trouble and member.url not in silent:
+        _LOG.warning("member %s at %s: %s", member.id, member.url, trouble)
+    (silent.add if trouble else silent.discard)(member.url)
+
+
+async def ask(member: Member, path: str, largest: int) -> tuple[int, bytes]:
+    """Status and body; the body is left where it is when `largest` is 0. Raises `_FAILURES`."""
     reader, writer = await asyncio.open_connection(member.connections.host, member.connections.port)
     try:
         writer.write(
             b"GET %s HTTP/1.1\r\nHost: %s\r\n%sConnection: close\r\n\r\n"
-            % (member.probe_path.encode("ascii"), member.host_field, member.key)
+            % (path.encode("ascii"), member.host_field, member.key)
         )
         answer = ResponseReader()
-        while True:
+        found = None
+        while found is None:
             received = await reader.read(65536)
             if not received:
-                return False
+                raise ProtocolError(502, "closed before an answer")
             found = answer.head(received)
-            if found is not None:
-                return found[0].status == 200
+        status = found[0].status
+        if largest == 0 or status != 200:
+            return status, b""
+        return status, await _body(reader, answer, found[1], largest)
     finally:
         writer.transport.abort()
+
+
+async def _body(reader: asyncio.StreamReader, answer: ResponseReader, received: bytes, largest: int) -> bytes:
+    pieces: list[bytes] = []
+    answer.follow(received, pieces)
+    size = len(received)
+    while not answer.complete:
+        received = await reader.read(262_144)
+        if not received:
+            if not answer.closed():
+                raise ProtocolError(502, "closed before the end of its answer")
+            break
+        size += len(received)
+        if size > largest:
+            raise ProtocolError(502, f"more than {largest} bytes")
+        answer.follow(received, pieces)
+    return b"".join(pieces)

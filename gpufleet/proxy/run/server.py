@@ -24,7 +24,7 @@ from gpufleet.proxy.run.admin import AdminConnection
 from gpufleet.proxy.run.client import ClientConnection
 from gpufleet.proxy.run.fleet import TableRefused
 from gpufleet.proxy.run.routes_file import RoutesFile, RoutesUnreadable
-from gpufleet.proxy.run.scrape import watch
+from gpufleet.proxy.run.scrape import read_loads, watch
 from gpufleet.proxy.run.state import ProxyState
 from gpufleet.tokens.store import TokenReader
 
@@ -116,7 +116,9 @@ class _Server:
         except CannotServe:
             self._listener.close()
             raise
-        self._tasks = [self._loop.create_task(self._tick()), self._loop.create_task(watch(state))]
+        self._tasks = [
+            self._loop.create_task(task) for task in (self._tick(), watch(state), read_loads(state))
+        ]
 
     async def _listen(self, factory: Callable[[], asyncio.Protocol], address: Address) -> asyncio.Server:
         try:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpufleet.proxy.decide.deadline import Timeouts, overdue
-from gpufleet.proxy.decide.metrics import Counter, Histogram
+from gpufleet.proxy.decide.metrics import Counter, Histogram, render
 from gpufleet.proxy.decide.retry import Failure, Next, decide
 
 
@@ -47,11 +47,11 @@ def test_deadlines():
 def test_metrics_are_prometheus_text():
     counter = Counter("c_total", "Help.", ("pool",))
     counter.add(('a"b\\c\nd',))
-    assert list(counter.render())[-1] == 'c_total{pool="a\\"b\\\\c\\nd"} 1'
+    assert render([counter.family()]).splitlines()[-1] == 'c_total{pool="a\\"b\\\\c\\nd"} 1'
     histogram = Histogram("h", "Help.", (0.1, 1.0))
     for value in (0.05, 0.1, 0.5, 7.0):
         histogram.observe(value)
-    lines = list(histogram.render())
+    lines = render([histogram.family()]).splitlines()
     assert lines[2:6] == [
         'h_bucket{le="0.1"} 2',
         'h_bucket{le="1.0"} 3',
