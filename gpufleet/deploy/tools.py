@@ -26,6 +26,7 @@ from gpufleet.errors import ErrorRow, FleetError, SecretUnresolved, StalePlan
 from gpufleet.hosts.model import HostFacts, Known
 from gpufleet.inventory.model import Host, Inventory
 from gpufleet.inventory.secrets import resolve
+from gpufleet.mig import services
 from gpufleet.names import HostName, RunId
 from gpufleet.pools import record
 from gpufleet.pools.mistakes import WORD
@@ -68,7 +69,13 @@ class Tools:
         `proxies`: admin addresses of the proxies that read this machine's route table.
         """
         store = PoolStore(change.state_dir, change.clock)
-        ours = {**gate.PREDICATES, **adapters.PREDICATES, **traffic.PREDICATES, **looks.PREDICATES}
+        ours = {
+            **services.PREDICATES,
+            **gate.PREDICATES,
+            **adapters.PREDICATES,
+            **traffic.PREDICATES,
+            **looks.PREDICATES,
+        }
         known = replace(
             change,
             predicates={**change.predicates, **ours},

@@ -231,3 +231,77 @@ class HostFacts:
     open_runs: Fact[tuple[str, ...]] = field(default=Known(()))
     """Runs whose journal copy on this host has no settled record."""
     symptoms: tuple[Symptom, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceFact:
+    """A systemd unit under the name that its aliases lead to, without `.service`.
+
+    Attributes:
+        state: `active`, `activating`, `reloading`, `deactivating`, `inactive`, `failed`.
+    """
+
+    name: str
+    state: str
+
+    @property
+    def runs(self) -> bool:
+        """Whether it was started and not yet stopped: what would have to be started again."""
+        return self.state in {"active", "activating", "reloading"}
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleFact:
+    """A loaded kernel module of the driver: how often it is in use, and by which modules."""
+
+    name: str
+    uses: int
+    users: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenDevices:
+    """A process that has device files of the driver open, or that nvidia-smi lists.
+
+    Attributes:
+        nodes: paths under `/dev`; empty for one that only nvidia-smi lists.
+        group: its control group, such as `/system.slice/nvidia-dcgm.service`.
+    """
+
+    pid: int
+    name: str
+    nodes: frozenset[str]
+    group: str
+
+    @property
+    def service(self) -> str:
+        """The systemd service that it belongs to, without `.service`; empty for none."""
+        parts = [part for part in self.group.split("/") if part.endswith(".service")]
+        return parts[-1].removesuffix(".service") if parts else ""
+
+    def within(self, container: str) -> bool:
+        """Whether it runs in the container with this full id: every runtime puts the id into the control group."""
+        return bool(container) and container in self.group
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HolderFacts:
+    """Who may hold GPUs of one host, from one moment.
+
+    Attributes:
+        modeset: whether `nvidia_drm` was loaded with `modeset=1`; only root may read it.
+        users: processes with device files of the driver open; Unknown when some processes could not be looked into.
+        listed: what nvidia-smi lists on each GPU.
+        minors: GPU by the number of its `/dev/nvidiaN`, as its bus id.
+        capabilities: what each `/dev/nvidia-caps/nvidia-capN` that somebody has open stands for, `gpu0/gi3/access`.
+    """
+
+    services: Fact[tuple[ServiceFact, ...]]
+    modules: Fact[tuple[ModuleFact, ...]]
+    modeset: Fact[bool]
+    users: Fact[tuple[OpenDevices, ...]]
+    groups: Mapping[int, OpenDevices]
+    """What is known of every process that was met, by pid."""
+    listed: Fact[Mapping[GpuUuid, tuple[GpuProcess, ...]]]
+    minors: Mapping[int, str]
+    capabilities: Mapping[int, str]

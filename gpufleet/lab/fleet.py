@@ -8,9 +8,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from gpufleet.lab.containers.cli import container_program
-from gpufleet.lab.containers.model import Daemon, Registry
+from gpufleet.lab.containers.model import Container, Daemon, Registry
 from gpufleet.lab.containers.simcontainer import ContainerEngine
 from gpufleet.lab.faults import LINK, Fault, Kind
+from gpufleet.lab.gpus import kernel_files
 from gpufleet.lab.gpus.boards import BOARDS
 from gpufleet.lab.gpus.simgpu import GpuSet, Holder, SimGpu, make_gpus
 from gpufleet.lab.gpus.smi_cli import ctk_program, smi_program
@@ -184,6 +185,7 @@ def _lab_host(
     if wish.runtime == "podman":
         host.services["podman-restart"] = Service()
     gpus.holders = lambda: _holders(containers)
+    containers.nodes = lambda one: kernel_files.nodes_of(gpus, _given(one))
     containers.smi_inside = lambda devices: smi_program(gpus.given(devices))
     for image in wish.images:
         containers.add_image(image)
@@ -191,7 +193,10 @@ def _lab_host(
     network.join(host, containers, engines)
     if gpus.gpus:
         programs["nvidia-smi"] = smi_program(gpus)
+        programs["nvidia-modprobe"] = kernel_files.node_program()
+        programs["modprobe"] = kernel_files.modprobe_program()
         host.fs.write("/proc/driver/nvidia/version", f"NVRM version: {wish.driver}\n".encode())
+        kernel_files.furnish(host, gpus)
     if gpus.gpus and wish.toolkit:
         programs["nvidia-ctk"] = ctk_program(gpus)
         host.fs.write("/usr/bin/nvidia-container-runtime-hook", b"", mode=0o755)
@@ -260,14 +265,19 @@ def _holders(containers: ContainerEngine) -> list[Holder]:
     found: list[Holder] = []
     now = containers.host.clock.now()
     for one in containers.containers.values():
-        devices = {*one.wish.devices, *one.wish.cdi}
-        if one.wish.gpu_count:
-            count = one.wish.gpu_count
-            devices |= {"all"} if count < 0 else {str(at) for at in range(count)}
+        devices = _given(one)
         if one.running and devices and one.started is not None:
             age = (now - one.started).total_seconds()
             found.append(Holder(pid=one.pid, name="VLLM::EngineCore", devices=frozenset(devices), age=age))
     return found
+
+
+def _given(container: Container) -> set[str]:
+    """The ids of GPUs and slices that a container was given."""
+    devices = {*container.wish.devices, *container.wish.cdi}
+    if count := container.wish.gpu_count:
+        devices |= {"all"} if count < 0 else {str(at) for at in range(count)}
+    return devices
 
 
 def names(count: int) -> tuple[str, ...]:

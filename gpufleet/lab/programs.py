@@ -17,6 +17,8 @@ OPTIONAL = frozenset(
         "nerdctl",
         "nvidia-smi",
         "nvidia-ctk",
+        "nvidia-modprobe",
+        "modprobe",
         "curl",
         "timeout",
         "sudo",

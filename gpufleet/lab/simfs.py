@@ -6,7 +6,7 @@ that the C library prints, because tools repeat it word for word.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 ROOT = "root"
@@ -277,15 +277,16 @@ class SimFs:
         node = self.open_write(path, user, append=False, mode=mode)
         self.extend(path, node, content)
 
-    def put_file(self, path: str, content: bytes, owner: str) -> None:
-        """A file of the kernel: no rights are asked and no disk is charged."""
-        folder, name = split(path)
-        above, below = split(folder)
+    def put_process(self, path: str, files: Mapping[str, bytes], owner: str) -> None:
+        """The folder of a process: no rights are asked and no disk is charged. Its `fd` is for its owner alone."""
+        above, name = split(path)
         parent = self.find(above)
         if isinstance(parent, Directory):
             made = Directory(owner, owner, 0o555, self._now(), self._inode())
-            made.entries[name] = File(owner, owner, 0o444, self._now(), self._inode(), content)
-            parent.entries[below] = made
+            for entry, content in files.items():
+                made.entries[entry] = File(owner, owner, 0o444, self._now(), self._inode(), content)
+            made.entries["fd"] = Directory(owner, owner, 0o500, self._now(), self._inode())
+            parent.entries[name] = made
 
     def drop(self, path: str) -> None:
         """Take away what the kernel made."""

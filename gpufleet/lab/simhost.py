@@ -15,6 +15,7 @@ from typing import Any, Protocol, TypeAlias
 
 from gpufleet.lab.simfs import File, SimFs, normal
 
+SESSION = "/user.slice/user-1000.slice/session-1.scope"
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
@@ -116,6 +117,8 @@ class Process:
     command: str
     started: float
     signal: int = 0
+    group: str = SESSION
+    """Its control group."""
     until: float | None = None
     """When a job in the background would end by itself."""
 
@@ -159,6 +162,8 @@ class Service:
     """A systemd unit."""
 
     active: bool = True
+    alias: str = ""
+    """The unit that this name stands for."""
 
 
 class SimHost:
@@ -226,18 +231,20 @@ class SimHost:
             "/etc/os-release",
             b'PRETTY_NAME="Debian GNU/Linux 12 (bookworm)"\nNAME="Debian GNU/Linux"\nID=debian\nVERSION_ID="12"\n',
         )
-        self._proc("/proc/sys/kernel/random/boot_id", lambda: f"{self.boot_id}\n")
-        self._proc("/proc/uptime", lambda: f"{self.clock.monotonic() - self.booted:.2f} 0.00\n")
-        self._proc(
+        self.file_from("/proc/sys/kernel/random/boot_id", lambda: f"{self.boot_id}\n")
+        self.file_from("/proc/uptime", lambda: f"{self.clock.monotonic() - self.booted:.2f} 0.00\n")
+        self.file_from(
             "/proc/meminfo",
             lambda: (
                 f"MemTotal:       {self.memory_mib * 1024} kB\nMemAvailable:   {self.memory_mib * 900} kB\n"
             ),
         )
-        self._proc("/proc/loadavg", lambda: "0.10 0.12 0.09 1/700 4242\n")
+        self._show(Process(1, "root", "systemd", self.booted, group="/init.scope"))
+        self.file_from("/proc/loadavg", lambda: "0.10 0.12 0.09 1/700 4242\n")
 
-    def _proc(self, path: str, source: Callable[[], str]) -> None:
-        self.fs.write(path, b"", mode=0o444)
+    def file_from(self, path: str, source: Callable[[], str], mode: int = 0o444) -> None:
+        """A file of the kernel, whose text is made up at each read."""
+        self.fs.write(path, b"", mode=mode)
         node = self.fs.find(path)
         if isinstance(node, File):
             node.source = lambda: source().encode()
@@ -267,11 +274,11 @@ class SimHost:
 
     # -- processes -----------------------------------------------------------------------------------------------
 
-    def spawn(self, user: str, command: str) -> int:
+    def spawn(self, user: str, command: str, group: str = SESSION) -> int:
         """A new process; its pid."""
         self._next_pid += 1
         pid = self._next_pid
-        process = self.processes[pid] = Process(pid, user, command, self.clock.monotonic())
+        process = self.processes[pid] = Process(pid, user, command, self.clock.monotonic(), group=group)
         self._show(process)
         return pid
 
@@ -280,7 +287,19 @@ class SimHost:
         pid, ticks = process.pid, int((process.started - self.booted) * 100)
         # Fields 3 to 22 of proc(5): state, parent, group, session, eleven that are 0 here, ..., start time.
         line = f"{pid} ({process.command[:15]}) S 1 {pid} {pid} {' '.join(['0'] * 15)} {ticks} 0 0\n"
-        self.fs.put_file(f"/proc/{pid}/stat", line.encode(), process.user)
+        files = {
+            "stat": line.encode(),
+            "comm": f"{process.command[:15]}\n".encode(),
+            "cgroup": f"0::{process.group}\n".encode(),
+        }
+        self.fs.put_process(f"/proc/{pid}", files, process.user)
+
+    def hold_open(self, pid: int, paths: Iterable[str]) -> None:
+        """Let a process have these files open, besides those it has."""
+        folder = f"/proc/{pid}/fd"
+        taken = len(self.fs.names(folder))
+        for number, path in enumerate(paths, taken):
+            self.fs.link(path, f"{folder}/{number}")
 
     def finish(self, pid: int) -> None:
         """The process ended by itself."""

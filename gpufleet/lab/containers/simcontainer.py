@@ -52,6 +52,8 @@ class ContainerEngine:
         """Ids that may be given to containers (UUIDs and indexes of GPUs and slices)."""
         self.smi_inside: Callable[[frozenset[str]], Program] | None = None
         """nvidia-smi as a container with these devices has it; None where there is no GPU."""
+        self.nodes: Callable[[Container], list[str]] = lambda _container: []
+        """Device files that the process of a container has open."""
         self.gpu_hook = True
         """Whether the toolkit's hook is there, so that `--gpus` works."""
         self.daemon = Daemon.RUNNING
@@ -212,7 +214,8 @@ class ContainerEngine:
         wish = container.wish
         container.status, container.exit_code, container.error = "running", 0, ""
         container.started, container.finished, container.out_of_memory = self.host.clock.now(), None, False
-        container.pid = self.host.spawn("root", "VLLM::EngineCore")
+        container.pid = self.host.spawn("root", "VLLM::EngineCore", self._group(container))
+        self.host.hold_open(container.pid, self.nodes(container))
         bind = []
         for published in wish.published:
             self.host.listeners.append(Listener(published.address or "0.0.0.0", published.port, container.id))
@@ -230,6 +233,11 @@ class ContainerEngine:
         self.engines.launch(
             container.id, (*(wish.entrypoint or ("vllm", "serve")), *wish.arguments), env, tuple(bind)
         )
+
+    def _group(self, container: Container) -> str:
+        """The control group of its process, in which every runtime puts the full id."""
+        slice_, prefix = ("machine", "libpod") if self.kind == "podman" else ("system", self.kind)
+        return f"/{slice_}.slice/{prefix}-{container.id}.scope"
 
     def _release(self, container: Container) -> None:
         """Give back what a process held."""

@@ -222,6 +222,7 @@ def _set_mode(call: Call, devices: GpuSet, gpu: SimGpu, *, on: bool) -> int:
     reason, lies = _mishap(call, devices, "-mig")
     busy = bool(devices.processes(gpu) or devices.clients.get(gpu.uuid))
     if gpu.board.architecture == "Ampere":
+        busy = busy or devices.kept_open(gpu)
         gpu.pending = on
         stuck = "Not Supported" if devices.passthrough else IN_USE if busy or gpu.instances else reason
         if on != gpu.mig and stuck:
@@ -253,7 +254,7 @@ def reset(call: Call, devices: GpuSet, gpus: Iterable[SimGpu]) -> int:
         if devices.passthrough:
             call.say(f"Resetting GPU {gpu.bus_id} is not supported.")
             return 3
-        if reason or devices.processes(gpu) or devices.clients.get(gpu.uuid):
+        if reason or devices.processes(gpu) or devices.clients.get(gpu.uuid) or devices.kept_open(gpu):
             call.say(f"GPU {gpu.bus_id} is currently in use by another process.", "", _RESET_BUSY)
             return 255
         gpu.set_mig(enabled=gpu.pending)

@@ -161,6 +161,7 @@ class GpuSet:
         trouble: empty, or one of `no-driver`, `mismatch`, `no-devices`, `hang`.
         holders: asks who uses what.
         clients: what holds a GPU without being a process on it (a monitor's handles, a display server), by UUID.
+        kept_open: whether a GPU is open somewhere although no process computes on it; a reset minds, instances do not.
         passthrough: a virtual machine in which a GPU cannot be reset.
         mishaps: changes that go wrong by script, the first of a verb first.
         strict: whether only root may list instances, as on a host whose capabilities were not opened.
@@ -175,6 +176,7 @@ class GpuSet:
     clients: dict[str, str] = field(default_factory=dict)
     passthrough: bool = False
     mishaps: list[Mishap] = field(default_factory=list)
+    kept_open: Callable[[SimGpu], bool] = lambda _gpu: False
     other_mib: dict[str, int] = field(default_factory=dict)
     """Memory that something outside containers holds, by GPU UUID."""
 

@@ -150,28 +150,37 @@ def _ls(call: Call) -> int:
     fs = call.host.fs
     status = 0
     rows: list[tuple[str, Node]] = []
+    folders: list[tuple[str, str, Directory]] = []
     for name in options.operands or ["."]:
         path = _path(call, name)
         node = fs.seek(path, call.user, follow="d" not in options and "l" not in options)
         if node is None:
             status = call.complain(f"ls: cannot access '{name}': No such file or directory", 2)
         elif isinstance(node, Directory) and "d" not in options:
-            if len(options.operands) > 1:
-                raise Unsupported("ls of several directories")
-            try:
-                names = fs.names(path, call.user)
-            except FsError as refused:
-                status = call.complain(f"ls: cannot open directory '{name}': {refused}", 2)
-                continue
-            hidden = bool({"a", "A"} & options.flags)
-            rows += [(entry, node.entries[entry]) for entry in names if hidden or entry[0] != "."]
+            folders.append((name, path, node))
         else:
             rows.append((name, node))
+    _ls_rows(call, rows, options)
+    for at, (name, path, node) in enumerate(sorted(folders, key=lambda row: row[0])):
+        try:
+            names = fs.names(path, call.user)
+        except FsError as refused:
+            status = call.complain(f"ls: cannot open directory '{name}': {refused}", 2)
+            continue
+        if len(options.operands) > 1:
+            call.say(*([""] if rows or at else []), f"{name}:")
+        hidden = bool({"a", "A"} & options.flags)
+        _ls_rows(
+            call, [(entry, node.entries[entry]) for entry in names if hidden or entry[0] != "."], options
+        )
+    return status
+
+
+def _ls_rows(call: Call, rows: list[tuple[str, Node]], options: Options) -> None:
     if "t" in options:
         rows.sort(key=lambda row: row[1].mtime, reverse=True)
     for name, node in reversed(rows) if "r" in options else rows:
         call.say(_ls_row(name, node) if "l" in options or "n" in options else name)
-    return status
 
 
 def _ls_row(name: str, node: Node) -> str:

@@ -247,9 +247,12 @@ def _ss(call: Call) -> int:
 
 
 def _systemctl(call: Call) -> int:
-    options = read_options(call, "q", words={"quiet": "q", "now": "n", "no-pager": "n", "user": "n"})
+    long = {"quiet": "q", "now": "n", "no-pager": "n", "user": "n", "property": "p"}
+    options = read_options(call, "q", "p", words=long)
     verb, *units = options.operands or [""]
     names = [unit.removesuffix(".service") for unit in units]
+    if verb == "show":
+        return _show_units(call, names, options.values.get("p", []))
     if verb in {"is-active", "is-enabled"}:
         known = [call.host.services.get(name) for name in names]
         if verb == "is-active":
@@ -270,6 +273,23 @@ def _systemctl(call: Call) -> int:
                 call.host.change_service(name, active=verb != "stop", restarted=verb == "restart")
         return 0
     raise Unsupported(f"systemctl {verb}")
+
+
+def _show_units(call: Call, names: list[str], wanted: list[str]) -> int:
+    """`systemctl show -p ... UNIT...`: a block a unit, under the name that an alias leads to."""
+    blocks = []
+    for name in names:
+        unit = call.host.services.get(name)
+        values = {
+            "Id": f"{unit.alias or name if unit else name}.service",
+            "LoadState": "loaded" if unit else "not-found",
+            "ActiveState": "active" if unit and unit.active else "inactive",
+        }
+        if not set(wanted) <= values.keys():
+            raise Unsupported(f"systemctl show -p {' '.join(wanted)}")
+        blocks.append("".join(f"{key}={value}\n" for key, value in values.items() if key in wanted))
+    call.out.write("\n".join(blocks))
+    return 0
 
 
 def _ps(call: Call) -> int:
