@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 Model = Annotated[
     str,
     typer.Argument(
-        metavar="MODEL", help="ORG/NAME of the hub, hf://ORG/NAME@REVISION or s3://BUCKET/PREFIX."
+        metavar="MODEL",
+        help="ORG/NAME of the hub, hf://ORG/NAME@REVISION, s3://BUCKET/PREFIX, or file:///DIRECTORY on this machine.",
     ),
 ]
 Hosts = Annotated[list[str] | None, typer.Option(metavar="SELECTOR", help="Where; may be repeated.")]

@@ -13,13 +13,15 @@ from gpufleet.lab.faults import LINK, Fault, FaultScript, Kind
 from gpufleet.lab.fleet import Fleet, LabHost
 from gpufleet.lab.shell.call import DeadlinePassed, PowerCut
 from gpufleet.lab.shell.run import Ended, run_shell
+from gpufleet.lab.shell.streams import Capture, Reader
 from gpufleet.lab.shell.syntax import Unsupported
 from gpufleet.names import HostName
 from gpufleet.redact import Secret
 from gpufleet.remote.command import Command, reveal
 from gpufleet.remote.files import put_command
 from gpufleet.remote.framing import frame, unframe
-from gpufleet.remote.result import Lost, Outcome
+from gpufleet.remote.offer import Offer, with_trouble
+from gpufleet.remote.result import Exit, Lost, Outcome
 
 MARKER = "gpufleet-lab-frame"
 """Always the same: no simulated host prints it by chance, and a script that is repeated is parsed once."""
@@ -147,13 +149,19 @@ class MemorySession:
         password = self._transport.sudo_passwords.get(lab.name)
         user = self._user
         text = frame(command, MARKER, sudo_password=password)
+        offer = Offer(command.files, MARKER) if command.files else None
+        out, err = Capture(), Capture()
+        reader = Reader() if offer is None else _OfferReader(offer, out)
         try:
-            ended = run_shell(lab.host, text, user=user, patience=command.timeout, fuse=fuse)
+            ended = run_shell(
+                lab.host, text, reader, user=user, patience=command.timeout, fuse=fuse, streams=(out, err)
+            )
         except DeadlinePassed:
             return _late(command)
         except PowerCut:
             return Lost(reason="the connection was lost", sent=True)
-        return self._answer(command, ended, lab.host.users[user].noise)
+        outcome = self._answer(command, ended, lab.host.users[user].noise)
+        return with_trouble(outcome, offer) if isinstance(outcome, Exit) else outcome
 
     def _answer(self, command: Command, ended: Ended, noise: str) -> Outcome:
         if b"lab sh: unsupported" in ended.stderr:
@@ -171,6 +179,24 @@ class MemorySession:
     def close(self) -> None:
         """Later commands are refused."""
         self._closed = True
+
+
+class _OfferReader(Reader):
+    """Standard input that is filled with what was asked for on standard output."""
+
+    __slots__ = ("_offer", "_out")
+
+    def __init__(self, offer: Offer, out: Capture) -> None:
+        super().__init__()
+        self._offer = offer
+        self._out = out
+
+    def take(self, count: int) -> str:
+        wanted = self._offer.wanted(self._out.text().encode("latin-1"))
+        if wanted is not None:
+            self.text = b"".join(self._offer.pieces(*wanted)).decode("latin-1")
+            self.at = 0
+        return super().take(count)
 
 
 def _late(command: Command) -> Lost:

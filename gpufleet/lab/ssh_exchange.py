@@ -18,10 +18,12 @@ from gpufleet.lab.shell.call import DeadlinePassed, PowerCut
 from gpufleet.lab.shell.run import run_shell
 from gpufleet.lab.shell.streams import Reader, byte_text
 from gpufleet.lab.simhost import Killed
+from gpufleet.remote.framing import OFFER_END
 
 SLICE = 0.1
 """Seconds between looks for a signal while a program waits."""
 _EXEC = "exec /bin/sh -s"
+_OFFER_END = OFFER_END.encode()
 
 
 class Channel(Protocol):
@@ -89,17 +91,41 @@ class _ChannelReader(Reader):
         finally:
             self._lock.acquire()
         self._ended = not content
-        self.text += content.decode("latin-1")
+        self.text = self.text[self.at :] + content.decode("latin-1")
+        self.at = 0
 
     def rest(self) -> str:
         while not self._ended:
             self._fetch()
         return super().rest()
 
+    def take(self, count: int) -> str:
+        pieces = [super().take(count)]
+        while not self._ended and (missing := count - sum(map(len, pieces))) > 0:
+            self._fetch()
+            pieces.append(super().take(missing))
+        return "".join(pieces)
+
     def line(self) -> str | None:
         while not self._ended and "\n" not in self.text[self.at :]:
             self._fetch()
         return super().line()
+
+
+class _OfferReader(_ChannelReader):
+    """A frame in braces, of which a shell reads all before it runs any, and what is sent behind it as it is asked for."""
+
+    __slots__ = ("_frame",)
+
+    def __init__(self, channel: Channel, lock: threading.Lock, frame: str) -> None:
+        super().__init__(channel, lock)
+        self._frame = frame
+
+    def rest(self) -> str:
+        if self._frame:
+            frame, self._frame = self._frame, ""
+            return frame
+        return super().rest()
 
 
 class Exchange:
@@ -124,7 +150,7 @@ class Exchange:
         """Run it, faults included, and answer."""
         stdin = b""
         if text.strip() == _EXEC:
-            while chunk := self._receive():
+            while not stdin.endswith(_OFFER_END) and (chunk := self._receive()):
                 stdin += chunk
         with self._door.lab.lock:
             self._door.commands += 1
@@ -168,7 +194,7 @@ class Exchange:
         with self._door.lab.lock:
             if not lost:
                 out.write(byte_text(lab.host.users[self._user].noise))
-            reader = Reader(byte_text(stdin)) if stdin else _ChannelReader(self.channel, self._door.lab.lock)
+            reader = self._reader(stdin)
             if lost:
                 self._bench.cut(self._door.lab)
             try:
@@ -186,6 +212,11 @@ class Exchange:
                 lab.power_off(power.seconds)
                 self._bench.cut(self._door.lab)
         return None if ended is None or ended.killed else ended.code
+
+    def _reader(self, stdin: bytes) -> Reader:
+        if stdin.endswith(_OFFER_END):
+            return _OfferReader(self.channel, self._door.lab.lock, byte_text(stdin))
+        return Reader(byte_text(stdin)) if stdin else _ChannelReader(self.channel, self._door.lab.lock)
 
     def _send(self) -> None:
         """Send what was printed, in order, once the request was acknowledged."""

@@ -146,7 +146,7 @@ class WeightsWish:
     """Where weights come from, when they are brought to each host before an engine starts.
 
     Attributes:
-        source: `hf://ORG/NAME[@REVISION]` or `s3://BUCKET/PREFIX`.
+        source: `hf://ORG/NAME[@REVISION]`, `s3://BUCKET/PREFIX`, or `file:///DIRECTORY` on the operator's machine.
         endpoint: address of another hub or S3 service.
         token: of the hub.
         access_key, secret_key, session_token: of the S3 service.

@@ -17,8 +17,10 @@ Text = Annotated[str, Meta(min_length=1, max_length=4096)]
 _REFERENCE = re.compile(r"\$\{(?:env|file|cmd):[^}]+\}")
 _HUB = re.compile(r"hf://[\w][\w.-]*(?:/[\w][\w.-]*)?(?:@[\w][\w./-]*)?", re.ASCII)
 _S3 = re.compile(r"s3://[a-z0-9][a-z0-9.-]+(?:/[^\x00-\x1f\x7f]*)?")
+_HERE = re.compile(r"file://~?/[^\x00-\x1f\x7f]*")
 _ENDPOINT = re.compile(r"https?://[A-Za-z0-9.\[\]:_-]+(?:/[\w./~-]*)?")
 _REGION = re.compile(r"[a-z0-9-]*")
+_SCHEMES = ("hf://", "s3://", "file://")
 _SECRETS = ("token", "access_key", "secret_key", "session_token")
 
 
@@ -100,13 +102,13 @@ def check_weights(place: Located, document: str | WeightsDocument | None, proble
         return
     text = document if isinstance(document, str) else document.source
     at = place if isinstance(document, str) else place.at("from")
-    if isinstance(document, str) and not text.startswith(("hf://", "s3://")):
+    if isinstance(document, str) and not text.startswith(_SCHEMES):
         _check_path(place, text, "weights", problems)
-    elif not (_HUB.fullmatch(text) or _S3.fullmatch(text)):
+    elif not any(pattern.fullmatch(text) for pattern in (_HUB, _S3, _HERE)):
         problems.add(
             at,
             f"`{scrub(text)[:200]}` is no source of weights",
-            "hf://ORG/NAME[@REVISION] or s3://BUCKET/PREFIX",
+            "hf://ORG/NAME[@REVISION], s3://BUCKET/PREFIX or file:///DIRECTORY on this machine",
         )
     if isinstance(document, str):
         return

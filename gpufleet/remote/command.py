@@ -28,6 +28,7 @@ class Command:
         timeout: seconds until the remote process is ended and the outcome is `Lost`.
         mutates: whether it changes the host: a dry run refuses these, and a loss leaves these in doubt.
         become: run as root through sudo.
+        files: absolute paths on this machine that the script may ask for by number (`remote.offer`).
     """
 
     argv: tuple[str | Secret[str], ...] = ()
@@ -36,10 +37,13 @@ class Command:
     timeout: float = 60.0
     mutates: bool
     become: bool = False
+    files: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.argv and not self.script:
             raise ValueError("a command needs a program or a script")
+        if self.files and (self.become or self.stdin is not None):
+            raise ValueError("files travel on standard input, which sudo and `stdin` need for themselves")
         if any("\0" in reveal(part) for part in self.argv):
             raise ValueError("an argument contains a NUL character, which no process can receive")
         if any(_LONE_SURROGATE.search(reveal(part)) for part in self.argv):

@@ -7,6 +7,7 @@ child left in the background keeps the streams open, a cut connection closes the
 
 from __future__ import annotations
 
+import math
 import select
 from dataclasses import dataclass, field
 from enum import Enum
@@ -14,6 +15,7 @@ from typing import Protocol
 
 from gpufleet.clock import Clock
 from gpufleet.remote.framing import finished
+from gpufleet.remote.offer import STALL, Offer
 
 _CHUNK = 1 << 16
 _GRACE = 2.0
@@ -43,6 +45,7 @@ class Ended(Enum):
     ANSWERED = "answered"
     CLOSED = "closed"
     DEADLINE = "deadline"
+    STALLED = "stalled"
 
 
 @dataclass(slots=True)
@@ -76,25 +79,35 @@ class Deadline:
         return max(0.0, self.at - self.clock.monotonic())
 
 
-def exchange(channel: Channel, frame: bytes, marker: str, deadline: Deadline) -> Received:
-    """Send the frame and read until both end lines are there, the channel closes or the time is over."""
+def exchange(
+    channel: Channel, frame: bytes, marker: str, deadline: Deadline, offer: Offer | None = None
+) -> Received:
+    """Send the frame and read until both end lines are there, the channel closes or the time is over.
+
+    With an `offer` standard input stays open, and the files are given as they are asked for.
+    """
     received = Received()
     try:
         if not _send(channel, frame, received, deadline):
             received.ended = Ended.DEADLINE
             return received
+        if offer is None:
+            channel.shutdown_write()
     except OSError:
         # The far end closed before it read all: what it printed may say why.
         _drain(channel, received)
         return received
-    _pump(channel, marker, received, deadline)
+    _pump(channel, marker, received, deadline, offer)
     return received
 
 
-def _send(channel: Channel, frame: bytes, received: Received, deadline: Deadline) -> bool:
-    view = memoryview(frame)
+def _send(
+    channel: Channel, content: bytes, received: Received, deadline: Deadline, patience: float = math.inf
+) -> bool:
+    """False when the far end took nothing for `patience` seconds, or the time is over."""
+    view = memoryview(content)
     while view:
-        left = deadline.left()
+        left = min(deadline.left(), patience)
         if left <= 0:
             return False
         channel.settimeout(left)
@@ -107,11 +120,25 @@ def _send(channel: Channel, frame: bytes, received: Received, deadline: Deadline
         received.sent = True
         view = view[count:]
         _drain(channel, received)
-    channel.shutdown_write()
     return True
 
 
-def _pump(channel: Channel, marker: str, received: Received, deadline: Deadline) -> None:
+def _give(channel: Channel, offer: Offer, received: Received, deadline: Deadline) -> bool:
+    """Answer what the script asks for by now; False when the far end stopped taking it."""
+    while (wanted := offer.wanted(received.stdout)) is not None:
+        try:
+            for piece in offer.pieces(*wanted):
+                if not _send(channel, piece, received, deadline, STALL):
+                    return False
+            if offer.trouble:
+                channel.shutdown_write()
+        except OSError:
+            # The command ended before it read all; its end lines, or the end of the channel, say how.
+            return True
+    return True
+
+
+def _pump(channel: Channel, marker: str, received: Received, deadline: Deadline, offer: Offer | None) -> None:
     poll = select.poll()
     poll.register(channel.fileno(), select.POLLIN)
     grace: Deadline | None = None
@@ -119,6 +146,9 @@ def _pump(channel: Channel, marker: str, received: Received, deadline: Deadline)
         # Asked before draining: what came in front of the end is then surely drained.
         over = bool(channel.closed or channel.eof_received)
         _drain(channel, received)
+        if offer is not None and not over and not _give(channel, offer, received, deadline):
+            received.ended = Ended.STALLED if deadline.left() > 0 else Ended.DEADLINE
+            return
         ends = finished(received.stdout, marker) + finished(received.stderr, marker)
         if ends == 2 or (ends == 1 and over):
             received.ended = Ended.ANSWERED

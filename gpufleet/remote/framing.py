@@ -56,6 +56,14 @@ exit "$gpufleet_status"
 
 _NO_INPUT = "( gpufleet_command ) </dev/null\n"
 
+# In one piece between braces: a shell reads all of it before it runs any, so that what follows on standard input is
+# for the command alone.
+OFFER_END = "} # end of the frame; files follow when they are asked for\n"
+_OFFERING = """\
+{{
+gpufleet_want() {{ printf '%s %s %s %s\\n' '{marker}-want' "$1" "$2" "$3"; }}
+{frame}""" + OFFER_END.replace("}", "}}", 1)
+
 # A host without base64 must not hand the command an empty input: unknown is never empty.
 _INPUT = """\
 if command -v base64 >/dev/null 2>&1; then
@@ -120,11 +128,16 @@ def frame(command: Command, marker: str, *, sudo_password: Secret[str] | None = 
         else:
             through_sudo = _SUDO_ASKING.format(body=inner, password=quote(reveal(sudo_password)))
         body = _AS_ROOT.format(body=inner, through_sudo=through_sudo)
-    return (head + body + _TAIL.format(marker=marker)).encode("utf-8", "surrogateescape")
+    text = head + body + _TAIL.format(marker=marker)
+    if command.files:
+        text = _OFFERING.format(marker=marker, frame=text)
+    return text.encode("utf-8", "surrogateescape")
 
 
 def _invocation(command: Command) -> str:
     content = command.stdin.reveal() if isinstance(command.stdin, Secret) else command.stdin
+    if command.files:
+        return "( gpufleet_command )\n"
     if not content:
         return _NO_INPUT
     return _INPUT.format(encoded=quote(base64.encodebytes(content).decode("ascii").rstrip("\n")))
@@ -185,6 +198,9 @@ class _Stream:
         for label in ("begin", "root"):
             while (again := _line(rest, f"{marker}-{label} ")) is not None:
                 rest = rest[: again.start] + rest[again.end :]
+        want = f"{marker}-want ".encode()
+        if want in rest:
+            rest = b"".join(line for line in rest.splitlines(keepends=True) if not line.startswith(want))
         return cls(
             before=raw[: begin.start].decode("utf-8", "replace").strip(),
             content=rest.decode("utf-8", "replace"),

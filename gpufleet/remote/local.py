@@ -9,7 +9,7 @@ import selectors
 import signal
 import subprocess  # noqa: TID251 running commands here is what this module is for
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import IO, cast
 
 from gpufleet.clock import Clock, SystemClock
@@ -22,6 +22,7 @@ from gpufleet.remote.environment import without_secrets
 from gpufleet.remote.exchange import Deadline, Ended, Received
 from gpufleet.remote.files import put_command
 from gpufleet.remote.framing import finished, frame, unframe
+from gpufleet.remote.offer import Offer, with_trouble
 from gpufleet.remote.result import Lost, Outcome
 from gpufleet.remote.target import Target
 
@@ -75,11 +76,12 @@ class LocalSession:
             )
         except OSError as wrong:
             return Lost(reason=f"/bin/sh cannot be started here: {wrong.strerror}", sent=False)
+        offer = Offer(command.files, marker) if command.files else None
         with _reaped(process):
-            received = _pump(process, text, marker, deadline)
+            received = _pump(process, text, marker, deadline, offer)
             seen = unframe(bytes(received.stdout), bytes(received.stderr), marker, become=command.become)
             if seen.exit is not None:
-                return seen.exit
+                return with_trouble(seen.exit, offer)
             if received.ended is not Ended.DEADLINE:
                 return Lost(reason="the shell was ended before it could answer", sent=True)
             how = "the remote process was ended"
@@ -120,8 +122,11 @@ class _reaped(contextlib.AbstractContextManager[None]):  # noqa: N801 reads as a
         self._process.wait()
 
 
-def _pump(process: subprocess.Popen[bytes], text: bytes, marker: str, deadline: Deadline) -> Received:
+def _pump(
+    process: subprocess.Popen[bytes], text: bytes, marker: str, deadline: Deadline, offer: Offer | None
+) -> Received:
     received = Received(sent=True)
+    outgoing = _Outgoing(text, offer)
     stdin, stdout, stderr = (
         cast("IO[bytes]", item) for item in (process.stdin, process.stdout, process.stderr)
     )
@@ -142,7 +147,8 @@ def _pump(process: subprocess.Popen[bytes], text: bytes, marker: str, deadline: 
                 if key.data is not None:
                     _read(selector, key)
                 else:
-                    text = _write(selector, stdin, text)
+                    outgoing.write(selector, stdin)
+            outgoing.answer(selector, stdin, received)
     received.ended = Ended.ANSWERED
     return received
 
@@ -159,17 +165,42 @@ def _read(selector: selectors.BaseSelector, key: selectors.SelectorKey) -> None:
         selector.unregister(key.fileobj)
 
 
-def _write(selector: selectors.BaseSelector, stdin: IO[bytes], text: bytes) -> bytes:
-    try:
-        text = text[os.write(stdin.fileno(), text[:_CHUNK]) :]
-    except BlockingIOError:
-        return text
-    except BrokenPipeError:
-        text = b""
-    if not text:
+class _Outgoing:
+    """What goes to standard input: the frame, and behind it what the script asks for."""
+
+    def __init__(self, text: bytes, offer: Offer | None) -> None:
+        self._text = text
+        self._offer = offer
+        self._pieces: Iterator[bytes] = iter(())
+
+    def write(self, selector: selectors.BaseSelector, stdin: IO[bytes]) -> None:
+        """A part of it; at its end the stream is closed, or waits for the next question."""
+        try:
+            self._text = self._text[os.write(stdin.fileno(), self._text[:_CHUNK]) :]
+        except BlockingIOError:
+            return
+        except BrokenPipeError:
+            self._text, self._pieces, self._offer = b"", iter(()), None
+        self._text = self._text or next(self._pieces, b"")
+        if self._text:
+            return
         selector.unregister(stdin)
-        stdin.close()
-    return text
+        if self._offer is None or self._offer.trouble:
+            stdin.close()
+
+    def answer(self, selector: selectors.BaseSelector, stdin: IO[bytes], received: Received) -> None:
+        """Look for a question when nothing is on its way."""
+        if self._offer is None or self._text or stdin.closed:
+            return
+        wanted = self._offer.wanted(received.stdout)
+        if wanted is None:
+            return
+        self._pieces = self._offer.pieces(*wanted)
+        self._text = next(self._pieces, b"")
+        if self._text:
+            selector.register(stdin, selectors.EVENT_WRITE)
+        elif self._offer.trouble:
+            stdin.close()
 
 
 def _end_group(process: subprocess.Popen[bytes]) -> None:

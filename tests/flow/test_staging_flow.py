@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from gpufleet.change.events import Goal
+from gpufleet.deploy.flow import carry_out, prepare
 from gpufleet.deploy.staging import flow, survey
 from gpufleet.deploy.staging.model import Kind, Source
 from gpufleet.deploy.tools import Tools
@@ -18,6 +19,7 @@ from gpufleet.lab.faults import Kind as FaultKind
 from gpufleet.names import HostName
 from gpufleet.pools.model import WeightsWish
 from gpufleet.redact import Secret
+from gpufleet.remote.offer import Offer
 from tests.kit import weight_sources
 from tests.kit.deploy_site import Site
 from tests.kit.lab_sites import bridge
@@ -194,6 +196,82 @@ def test_a_run_that_was_lost_is_resumed_and_an_undone_one_leaves_no_partial_copy
         again = prepared(site, site.tools(), hub, ["gpu-01", "gpu-02"])
         flow.carry_out(site.tools().change, again)
     assert {name: staged(site, "gpu-02")[name] for name in FILES} == FILES
+
+
+class Uploads:
+    """Counts what this machine gave, and to how many commands."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.sent: list[tuple[str, int]] = []
+        give = Offer.pieces
+
+        def counted(offer: Offer, number: int, start: int, count: int) -> Iterator[bytes]:
+            self.sent.append((Path(offer.files[number]).name, start))
+            return give(offer, number, start, count)
+
+        monkeypatch.setattr(Offer, "pieces", counted)
+
+    def of(self, name: str) -> list[int]:
+        """From which bytes a file was given."""
+        return [start for sent, start in self.sent if sent == name]
+
+
+def directory(tmp_path: Path) -> Path:
+    """Weights on the operator's machine."""
+    for name, content in FILES.items():
+        path = tmp_path / "weights" / "toy" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+    return tmp_path / "weights" / "toy"
+
+
+def arrived(site: Site, host: str) -> dict[str, bytes]:
+    """The files in the only revision of a host's store."""
+    fs, top = site.fleet[host].host.fs, "/home/ops/.gpufleet/models"
+    (name,) = fs.names(top)
+    return {file: fs.read(f"{top}/{name}/{file}") for file in FILES}
+
+
+def test_a_directory_here_is_sent_once_for_many_hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    site, uploads = Site(tmp_path, count=7), Uploads(monkeypatch)
+    pool = site.pool(staging=WeightsWish(source=f"file://{directory(tmp_path)}"))
+    assert site.deploy(pool).outcome == "committed"
+    assert uploads.of("model-1.safetensors") == [0]
+    assert all(arrived(site, lab.name) == FILES for lab in site.fleet)
+    assert not site.changes(pool)
+
+
+def test_a_host_that_dies_while_it_is_sent_a_directory_leaves_nothing_anywhere(tmp_path: Path):
+    site = Site(tmp_path)
+    pool = site.pool(staging=WeightsWish(source=f"file://{directory(tmp_path)}"))
+    fault = Fault(kind=FaultKind.POWER_OFF, host="gpu-01", pattern="ask_where", after=140, seconds=5)
+    with pytest.raises(RolledBack):
+        site.deploy(pool, fault)
+    assert stores(site) == {"gpu-01": [], "gpu-02": []}
+    assert site.deploy(pool).outcome == "committed"
+    assert all(arrived(site, lab.name) == FILES for lab in site.fleet)
+
+
+def test_an_answer_that_is_lost_sends_nothing_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    site, uploads = Site(tmp_path), Uploads(monkeypatch)
+    pool = site.pool(staging=WeightsWish(source=f"file://{directory(tmp_path)}"))
+    site.deploy(pool, Fault(kind=FaultKind.LOSE_AFTER, host="gpu-01", pattern="ask_where"))
+    assert sorted(name for name, _ in uploads.sent) == sorted(Path(name).name for name in FILES)
+
+
+def test_a_directory_here_whose_file_changes_on_the_way_is_refused_and_undone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    site, top = Site(tmp_path), directory(tmp_path)
+    tools = site.tools()
+    prepared = prepare(
+        tools, site.pool(staging=WeightsWish(source=f"file://{top}")), command="pool deploy chat"
+    )
+    (top / "model-1.safetensors").write_bytes(b"oNe" * 900)
+    with pytest.raises(RolledBack, match="the source tells"):
+        carry_out(tools, prepared)
+    assert stores(site) == {"gpu-01": [], "gpu-02": []}
+    assert site.pools_containers() == {"gpu-01": [], "gpu-02": []}
 
 
 def test_a_host_that_is_away_is_named(tmp_path: Path):

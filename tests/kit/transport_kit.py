@@ -10,11 +10,13 @@ suite its far end can show (a simulated host has no signals).
 
 from __future__ import annotations
 
+import hashlib
 import threading
 import time
 import uuid
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import pytest
 
@@ -104,8 +106,6 @@ class TransportKit:
         way.need("binary")
         content = bytes(range(256)) * 64
         answer = ask(session, Command(script="sha256sum | cut -c 1-64", stdin=content, mutates=False))
-        import hashlib
-
         assert answer.stdout.strip() == hashlib.sha256(content).hexdigest()
 
     def test_a_megabyte_on_both_streams_at_once(self, session: Session):
@@ -173,6 +173,60 @@ class TransportKit:
         assert isinstance(outcome, Exit)
         assert not outcome.ok
         assert "no/such/folder" in outcome.stderr
+
+    def test_files_are_given_from_the_byte_that_is_asked_for(self, session: Session, tmp_path: Path):
+        large = bytes(range(256)) * 4000
+        files = [tmp_path / "large", tmp_path / "small"]
+        for path, content in zip(files, (large, b"small"), strict=True):
+            path.write_bytes(content)
+        script = """
+        gpufleet_want 1 2 3; head -c 3; echo
+        gpufleet_want 0 1000 1023000; head -c 1023000 | sha256sum | cut -c 1-64
+        gpufleet_want 1 5 0; head -c 0
+        gpufleet_want 1 0 5; head -c 5; echo; echo "$1" >&2; exit 3
+        """
+        command = Command(
+            argv=("a b",),
+            script=script,
+            files=tuple(map(str, files)),
+            timeout=PATIENCE,
+            mutates=True,
+        )
+        answer = ask(session, command)
+        digest = hashlib.sha256(large[1000:]).hexdigest()
+        assert (answer.code, answer.stdout, answer.stderr) == (3, f"all\n{digest}\nsmall\n", "a b\n")
+
+    def test_a_file_that_cannot_be_read_or_was_not_offered_ends_the_input(
+        self, session: Session, tmp_path: Path
+    ):
+        (tmp_path / "short").write_bytes(b"")
+        for number, what in (
+            (0, "cannot be read here: no such file"),
+            (1, "is 10 bytes shorter"),
+            (2, "asked for file 2 of 2"),
+        ):
+            command = Command(
+                argv=(str(number),),
+                script='gpufleet_want "$1" 0 10; head -c 10; echo over; exit 1',
+                files=(str(tmp_path / "gone"), str(tmp_path / "short")),
+                timeout=PATIENCE,
+                mutates=True,
+            )
+            answer = ask(session, command)
+            assert (answer.code, answer.stdout) == (1, "over\n")
+            assert what in answer.stderr
+
+    def test_a_command_that_ends_while_it_is_given_a_file_is_answered(self, session: Session, tmp_path: Path):
+        (tmp_path / "large").write_bytes(bytes(8 << 20))
+        command = Command(
+            script="gpufleet_want 0 0 8388608; head -c 100 | wc -c; echo full >&2; exit 1",
+            files=(str(tmp_path / "large"),),
+            timeout=PATIENCE,
+            mutates=True,
+        )
+        answer = ask(session, command)
+        assert (answer.code, answer.stdout.strip(), answer.stderr) == (1, "100", "full\n")
+        assert ask(session, Command(script="echo on", mutates=False)).stdout == "on\n"
 
     def test_become(self, way: Way, session: Session):
         way.need("become")

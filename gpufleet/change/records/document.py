@@ -54,6 +54,7 @@ class CommandRecord(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unkn
     stdin: str | SecretRef | None = None
     timeout: float = 60.0
     become: bool = False
+    files: tuple[str, ...] = ()
 
 
 class CheckRecord(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -239,6 +240,7 @@ def _command_record(command: Command, step: Step) -> CommandRecord:
         ),
         timeout=command.timeout,
         become=command.become,
+        files=command.files,
     )
 
 
@@ -281,4 +283,5 @@ def _command_value(record: CommandRecord, resolve: Resolve) -> Command:
         timeout=record.timeout,
         mutates=record.mutates,
         become=record.become,
+        files=record.files,
     )

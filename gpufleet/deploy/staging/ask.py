@@ -9,9 +9,9 @@ from datetime import datetime
 
 import httpx
 
-from gpufleet.deploy.staging import hub, s3
+from gpufleet.deploy.staging import here, hub, s3
 from gpufleet.deploy.staging.hub import SourceMissing, SourceUnreachable
-from gpufleet.deploy.staging.model import Fetch, Kind, Listing, Source, WeightFile
+from gpufleet.deploy.staging.model import SUMS, Fetch, Kind, Listing, Source, WeightFile
 from gpufleet.errors import SecretUnresolved
 from gpufleet.redact import Secret, scrub
 
@@ -20,9 +20,6 @@ TIMEOUT = 30.0
 
 PAGES = 200
 """Pages of a listing; a thousand entries each."""
-
-SUMS = ("SHA256SUMS", "sha256sums.txt")
-"""Files with checksums that people put beside weights."""
 
 _LARGEST = 8 << 20
 """Bytes of an answer that is read into memory."""
@@ -113,14 +110,21 @@ def listing(source: Source, questions: Asker, now: datetime) -> Listing:
     """Everything of one revision, and proof that its files may be read.
 
     Raises:
-        SourceRefused (401), SourceGated (403), SourceMissing (404), SourceUnreachable: with the fix.
+        SourceRefused (401), SourceGated (403), SourceMissing (404), SourceUnreachable, SourceMoving: with the fix.
     """
-    found = _hub(source, questions) if source.kind is Kind.HUB else _s3(source, questions, now)
+    match source.kind:
+        case Kind.HUB:
+            found = _hub(source, questions)
+        case Kind.S3:
+            found = _s3(source, questions, now)
+        case _:
+            found = here.listing(source)
     if not found.files:
         raise SourceMissing(
             "there are no files to stage", where=source.shown, hints=("check `include` and `exclude`",)
         )
-    _probe(found, questions, now)
+    if source.kind is not Kind.HERE:
+        _probe(found, questions, now)
     return found
 
 
@@ -234,6 +238,8 @@ def fetches(found: Listing, now: datetime) -> tuple[Fetch, ...]:
     source = found.source
     if source.kind is Kind.HUB:
         return hub.fetches(found)
+    if source.kind is Kind.HERE:
+        return here.fetches(found)
     prefix = s3.split_place(source.place)[1]
     if source.access_key is None:
         return tuple(Fetch(file=one, url=s3.bucket_of(source).url(prefix + one.path)) for one in found.files)

@@ -8,7 +8,8 @@ writer. A writer of the same machine is known to be dead by its process; one of 
 in the partial directory for `patience` seconds of the waiter's own counting, so that clocks need not agree.
 
 Addresses and headers reach curl on its standard input. A header goes to the origin it is meant for and to no other:
-redirects are followed by the script, not by curl.
+redirects are followed by the script, not by curl. A file of the operator's machine is asked for at the byte that is
+missing (`remote.offer`), and arrives on standard input.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ origin() {
   rest=${1#*://}
   printf '%s://%s' "${1%%://*}" "${rest%%[/?#]*}"
 }
-refused= near_off=
+refused= near_off= desk_off=
 ask_where() {
   target=$1 bearer=$2 hops=0
   while [ "$hops" -lt 6 ]; do
@@ -97,6 +98,18 @@ bring() {
     cp "$1" "$incoming" 2>/dev/null && return 0
     again=
     if [ -r "$1" ]; then refused="cannot be copied"; else refused="cannot be read: $1"; fi
+    return 1 ;;
+  desk:*)
+    again=
+    if [ -n "$desk_off" ]; then refused=$desk_off; return 1; fi
+    gpufleet_want "${1#desk:}" "$have" "$((size - have))"
+    if head -c "$((size - have))" >>"$incoming" 2>/dev/null; then
+      if [ "$(size_of "$incoming")" -eq "$size" ]; then return 0; fi
+      refused="the operator's machine gave $(size_of "$incoming") of $size bytes"
+    else
+      refused="cannot be written to $store: is its disk full?"
+    fi
+    desk_off=$refused
     return 1 ;;
   esac
   target=$1 bearer=$2 patient=30
@@ -351,18 +364,19 @@ def fetch(
     `owner` names run and step. With mode `verify` what is there is read again, and what is damaged fetched again.
     """
     words: list[str | Secret[str]] = [final, owner, str(stall), str(patience), mode]
+    here = tuple(dict.fromkeys(one.here for one in fetches if one.here))
     for one in fetches:
         words += [
             one.file.path,
             str(one.file.size),
             one.file.check,
             _near(near, one.file.path),
-            one.url,
+            f"desk:{here.index(one.here)}" if one.here else one.url,
             one.header if one.header is not None else "follow" if one.redirects else "",
         ]
     size = sum(one.file.size for one in fetches)
     timeout = 2.0 * patience + 3 * stall + size / SLOWEST
-    return Command(argv=tuple(words), script=FETCH, mutates=True, timeout=timeout, become=become)
+    return Command(argv=tuple(words), script=FETCH, mutates=True, timeout=timeout, become=become, files=here)
 
 
 def _near(base: str | Secret[str], path: str) -> str | Secret[str]:

@@ -12,12 +12,19 @@ MANIFEST = ".gpufleet-manifest"
 """File in a whole directory: `SHA256  PATH` a line, as `sha256sum -c` reads it."""
 
 
+SUMS = ("SHA256SUMS", "sha256sums.txt")
+"""Files with checksums that people put beside weights."""
+
+
 class Kind(Enum):
     """Where weights come from."""
 
     HUB = "hub"
     S3 = "s3"
+    HERE = "here"
+    """A directory on the operator's machine."""
     DIRECTORY = "directory"
+    """A directory on the hosts, that others may write to as well."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +34,7 @@ class Source:
     Attributes:
         kind: how they are listed and fetched.
         model: `org/name` of the hub, or what stands for it in names and messages.
-        place: bucket and prefix (`models/qwen`), or the absolute path of a directory on the hosts.
+        place: bucket and prefix (`models/qwen`), or the path of a directory, here or on the hosts.
         revision: branch, tag or commit of the hub; empty for the main branch.
         endpoint: address of the hub or of the S3 service, without a path; empty for the public one.
         token: of the hub, or None.
@@ -56,8 +63,10 @@ class Source:
                 return f"hub {self.model}" + (f"@{self.revision}" if self.revision else "")
             case Kind.S3:
                 return f"s3://{self.place}"
+            case Kind.HERE:
+                return f"file://{self.place}"
             case Kind.DIRECTORY:
-                return self.place
+                return f"host://{self.place}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,12 +141,14 @@ class Fetch:
     """How one file is fetched by a host.
 
     Attributes:
-        url: `https://...`, `http://...` or an absolute path; a secret when it carries a signature.
+        url: `https://...`, `http://...` or an absolute path; a secret when it carries a signature; empty with `here`.
         header: sent to the address's own origin alone, never to where it redirects; None without one.
         redirects: whether the address may lead elsewhere.
+        here: absolute path on this machine, which gives the file while the host's command runs.
     """
 
     file: WeightFile
     url: str | Secret[str]
     header: Secret[str] | None = None
     redirects: bool = False
+    here: str = ""

@@ -7,7 +7,7 @@ from contextlib import closing
 
 from gpufleet.clock import Clock
 from gpufleet.deploy.staging import ask, commands, looks
-from gpufleet.deploy.staging.model import HostStore, Listing, Source
+from gpufleet.deploy.staging.model import HostStore, Kind, Listing, Source
 from gpufleet.deploy.staging.steps import Staging
 from gpufleet.errors import ErrorRow, FleetError, HostUnreachable, PreflightFailed
 from gpufleet.names import HostName
@@ -138,7 +138,8 @@ def _faults(staging: Staging, host: HostName) -> list[ErrorRow]:
 
 def _needed(listing: Listing) -> frozenset[str]:
     git = any(one.check.startswith("git:") for one in listing.files)
-    return frozenset({"curl", "sha256sum", "stat", *(["sha1sum"] if git else [])})
+    curl = listing.source.kind in {Kind.HUB, Kind.S3}
+    return frozenset({"sha256sum", "stat", *(["curl"] if curl else []), *(["sha1sum"] if git else [])})
 
 
 def _tell(staging: Staging, hosts: Sequence[HostName], warn: Callable[[str], None]) -> None:

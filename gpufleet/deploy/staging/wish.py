@@ -21,6 +21,14 @@ def source_of(wish: WeightsWish, follow: Callable[[str], Secret[str]]) -> Source
         return follow(reference.reference) if reference is not None else None
 
     scheme, _, rest = wish.source.partition("://")
+    if scheme == "file":
+        return Source(
+            kind=Kind.HERE,
+            model=rest.rstrip("/").rpartition("/")[2] or "model",
+            place=rest.rstrip("/") or "/",
+            include=wish.include,
+            exclude=wish.exclude,
+        )
     common = Source(
         kind=Kind.S3 if scheme == "s3" else Kind.HUB,
         model=rest.strip("/"),

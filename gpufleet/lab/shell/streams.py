@@ -34,6 +34,12 @@ class Reader:
         self.at = len(self.text)
         return rest
 
+    def take(self, count: int) -> str:
+        """So many characters, fewer at the end."""
+        taken = self.text[self.at : self.at + count]
+        self.at += len(taken)
+        return taken
+
     def line(self) -> str | None:
         """The next line with its end; None at the end."""
         if self.at >= len(self.text):

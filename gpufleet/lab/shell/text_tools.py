@@ -66,6 +66,9 @@ def _head_tail(call: Call) -> int:
         for _ in range(int(count)):
             call.out.write(call.stdin.line() or "")
         return 0
+    if head and unit == "c" and count.isdigit() and options.operands in ([], ["-"]):
+        call.out.write(call.stdin.take(int(count)))
+        return 0
     status = 0
     for _, content in inputs(call, options.operands):
         if content is None:

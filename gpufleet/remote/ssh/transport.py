@@ -24,6 +24,7 @@ from gpufleet.remote.ending import end_command
 from gpufleet.remote.exchange import Deadline, Ended, Received, exchange
 from gpufleet.remote.files import put_command
 from gpufleet.remote.framing import EXEC_REQUEST, Unframed, frame, unframe
+from gpufleet.remote.offer import STALL, Offer, with_trouble
 from gpufleet.remote.result import Exit, Lost, Outcome
 from gpufleet.remote.ssh.auth import AskPassphrase, KeyRing
 from gpufleet.remote.ssh.config import SshConfig
@@ -227,7 +228,8 @@ class SshSession:
         except FleetError as unresolved:
             # The password is a reference that is followed when it is first needed, which is here.
             return self._lost(unresolved.summary, sent=False)
-        received = exchange(channel, text, marker, deadline)
+        offer = Offer(command.files, marker) if command.files else None
+        received = exchange(channel, text, marker, deadline, offer)
         seen = unframe(bytes(received.stdout), bytes(received.stderr), marker, become=command.become)
         if seen.noise and seen.pid is not None:
             self.noisy = True
@@ -235,7 +237,10 @@ class SshSession:
                 f"{self._target.name}: the host prints text on a login without a terminal; scp and sftp will fail"
             )
         if seen.exit is not None:
-            return seen.exit
+            return with_trouble(seen.exit, offer)
+        if received.ended is Ended.STALLED:
+            how = self._end(seen, command)
+            return self._lost(f"the host took no byte of a file for {STALL:g} s; {how}", sent=True)
         if received.ended is Ended.DEADLINE:
             how = self._end(seen, command)
             return self._lost(f"no answer within {command.timeout:g} s; {how}", sent=received.sent)

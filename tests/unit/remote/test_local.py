@@ -5,6 +5,7 @@ from __future__ import annotations
 import getpass
 import os
 import subprocess
+import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -39,6 +40,29 @@ class TestLocal(TransportKit):
         lacks = frozenset() if may_become_root() else frozenset({"become"})
         yield Way(transport, HERE, str(tmp_path), lacks)
         transport.close()
+
+
+def test_a_file_of_any_size_takes_little_memory(tmp_path: Path):
+    size = 256 << 20
+    with (tmp_path / "large").open("wb") as file:
+        file.truncate(size)
+    session = LocalTransport({HERE: Target(name=HERE, way=How.LOCAL)}).open(HERE)
+    command = Command(
+        argv=(str(size),),
+        script='gpufleet_want 0 0 "$1"; head -c "$1" | wc -c',
+        files=(str(tmp_path / "large"),),
+        timeout=100.0,
+        mutates=True,
+    )
+    tracemalloc.start()
+    try:
+        outcome = session.run(command)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert isinstance(outcome, Exit)
+    assert outcome.stdout.strip() == str(size)
+    assert peak < 8 << 20
 
 
 def test_who_it_is():
