@@ -10,6 +10,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from gpufleet.lab.gpus.mishaps import DRAWN
+
 
 class Kind(StrEnum):
     """Everything that can go wrong."""
@@ -41,6 +43,12 @@ class Kind(StrEnum):
     ENGINE = "engine"
     """Engines that start from now on behave as `detail` says (`crash`, `oom`, `never-ready` ...)."""
     GPU_LOST = "gpu-lost"
+    GPU_MISHAP = "gpu-mishap"
+    """A later command of nvidia-smi goes wrong as `detail` says: `-cgi Insufficient Resources/1`, see `gpus.mishaps`."""
+    GPU_CLIENT = "gpu-client"
+    """Something that is no process holds the GPU whose index is `detail`, as a monitor does; `INDEX off` lets go."""
+    GPU_FAULT = "gpu-fault"
+    """One GPU is broken: `INDEX lost` from the bus, `INDEX requires reset`, `INDEX` well again."""
     HANDLES_LOST = "handles-lost"
     """A daemon-reload took the GPUs of every running container away; what runs goes on until it needs them anew."""
 
@@ -48,7 +56,11 @@ class Kind(StrEnum):
 LINK = frozenset({Kind.LOSE_BEFORE, Kind.LOSE_AFTER, Kind.LATE, Kind.HANG, Kind.SLOW, Kind.POWER_OFF})
 """Kinds that act on one command; the rest change the host and stay."""
 
-USUAL = tuple(kind for kind in Kind if kind not in {Kind.LATE, Kind.HANDLES_LOST})
+USUAL = tuple(
+    kind
+    for kind in Kind
+    if kind not in {Kind.LATE, Kind.HANDLES_LOST, Kind.GPU_MISHAP, Kind.GPU_CLIENT, Kind.GPU_FAULT}
+)
 """What is drawn when nobody says which kinds."""
 
 
@@ -118,15 +130,24 @@ class FaultScript:
 
 def _drawn(dice: _Dice, hosts: Sequence[str], commands: int, kinds: Sequence[Kind]) -> Fault:
     kind = kinds[dice.below(len(kinds))]
-    modes = ("crash", "oom", "never-ready", "cuda-oom", "unhealthy", "degenerate", "wrong-model", "hang")
     return Fault(
         kind=kind,
         host=hosts[dice.below(len(hosts))],
         nth=1 + dice.below(commands),
         seconds=float((0, 5, 300)[dice.below(3)]) if kind in {Kind.SLOW, Kind.POWER_OFF} else 0.0,
         after=dice.below(40),
-        detail=modes[dice.below(len(modes))] if kind is Kind.ENGINE else "",
+        detail=_detail(kind, dice),
     )
+
+
+def _detail(kind: Kind, dice: _Dice) -> str:
+    modes = ("crash", "oom", "never-ready", "cuda-oom", "unhealthy", "degenerate", "wrong-model", "hang")
+    if kind is Kind.ENGINE:
+        return modes[dice.below(len(modes))]
+    if kind is Kind.GPU_MISHAP:
+        verb, effect = DRAWN[dice.below(len(DRAWN))]
+        return f"{verb} {effect}/{dice.below(4)}"
+    return str(dice.below(8)) if kind is Kind.GPU_CLIENT else ""
 
 
 class _Dice:

@@ -11,7 +11,7 @@ from gpufleet.lab.containers.cli import container_program
 from gpufleet.lab.containers.model import Container, Daemon, Registry
 from gpufleet.lab.containers.simcontainer import ContainerEngine
 from gpufleet.lab.faults import LINK, Fault, Kind
-from gpufleet.lab.gpus import kernel_files
+from gpufleet.lab.gpus import kernel_files, mishaps
 from gpufleet.lab.gpus.boards import BOARDS
 from gpufleet.lab.gpus.simgpu import GpuSet, Holder, SimGpu, make_gpus
 from gpufleet.lab.gpus.smi_cli import ctk_program, smi_program
@@ -115,6 +115,12 @@ class LabHost:
                 self.containers.launch_words = {LAB_VARIABLE: engine_words(fault.detail)}
             case Kind.GPU_LOST:
                 self.gpus.trouble = fault.detail or "no-driver"
+            case Kind.GPU_MISHAP:
+                self.gpus.mishaps.append(mishaps.parse(fault.detail))
+            case Kind.GPU_CLIENT:
+                self.gpus.hold(fault.detail)
+            case Kind.GPU_FAULT:
+                self.gpus.damage(fault.detail)
             case Kind.HANDLES_LOST:
                 for container in self.containers.containers.values():
                     container.handles_lost |= container.running

@@ -69,6 +69,7 @@ def make(
         shutil.copy(HOST_FILES / program, seed / "usr/local/sbin" / program)
     for program in ("nvidia-smi", "nvidia-ctk", "nvidia-container-runtime-hook"):
         shutil.copy(HOST_FILES / program, seed / "usr/bin" / program)
+    (seed / "usr/local/sbin/lab-gpus").symlink_to("/usr/bin/nvidia-smi")
     _give_double(seed / "usr/local/lib/double")
     _authorize(seed, base, public_key)
 
@@ -78,7 +79,8 @@ def _give_double(place: Path) -> None:
     package = HOST_FILES.parents[2] / "gpufleet"
     skip = shutil.ignore_patterns("__pycache__", "*.typed")
     shutil.copytree(package / "lab", place / "gpufleet/lab", ignore=skip)
-    shutil.copy(package / "__init__.py", place / "gpufleet/__init__.py")
+    for module in ("__init__.py", "clock.py"):
+        shutil.copy(package / module, place / "gpufleet" / module)
 
 
 def _authorize(seed: Path, base: Path, public_key: str) -> None:

@@ -21,6 +21,21 @@ class Profile:
     starts: tuple[int, ...]
     size: int
 
+    @property
+    def takes_media(self) -> bool:
+        """Whether it holds the media engines, of which a GPU has one set."""
+        return self.name.endswith(("+me", "+me.all"))
+
+    @property
+    def slices(self) -> int:
+        """Compute slices: the number before the `g`."""
+        return int(self.name.partition("g")[0])
+
+    @property
+    def compute_id(self) -> int:
+        """The id of the compute instance profile that takes all of it; 7 on a 1g of double memory."""
+        return 7 if self.id == 15 else {2: 1, 3: 2, 4: 3, 7: 4}.get(self.slices, 0)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Board:
@@ -118,6 +133,44 @@ BOARDS: dict[str, Board] = {
                 Profile("3g.71gb", 9, 2, 69.75, 60, (3, 0, 3, 3, 0), (0, 4), 4),
                 Profile("4g.71gb", 5, 1, 69.75, 64, (4, 0, 4, 4, 0), (0,), 4),
                 Profile("7g.141gb", 0, 1, 140.0, 132, (7, 0, 8, 7, 1), (0,), 8),
+            ),
+        ),
+        Board(
+            key="A30-24GB",
+            name="NVIDIA A30",
+            architecture="Ampere",
+            memory_mib=24576,
+            device_id="0x20B710DE",
+            compute_capability="8.0",
+            power_limit=165,
+            profiles=(
+                Profile("1g.6gb", 14, 4, 5.81, 14, (1, 0, 1, 0, 0), (0, 1, 2, 3), 1),
+                Profile("1g.6gb+me", 21, 1, 5.81, 14, (1, 0, 1, 1, 1), (0, 1, 2, 3), 1),
+                Profile("2g.12gb", 5, 2, 11.69, 28, (2, 0, 2, 0, 0), (0, 2), 2),
+                Profile("2g.12gb+me", 6, 1, 11.69, 28, (2, 0, 2, 1, 1), (0, 2), 2),
+                Profile("4g.24gb", 0, 1, 23.44, 56, (4, 0, 4, 1, 1), (0,), 4),
+            ),
+        ),
+        Board(
+            key="RTX-PRO-6000-96GB",
+            name="NVIDIA RTX PRO 6000 Blackwell Server Edition",
+            architecture="Blackwell",
+            memory_mib=97887,
+            device_id="0x2BB510DE",
+            compute_capability="12.0",
+            power_limit=600,
+            profiles=(
+                Profile("1g.24gb", 14, 4, 23.62, 46, (1, 1, 1, 1, 0), (0, 3, 6, 9), 3),
+                Profile("1g.24gb+me", 21, 1, 23.62, 46, (1, 1, 1, 1, 1), (0, 3, 6, 9), 3),
+                Profile("1g.24gb+gfx", 47, 4, 23.62, 46, (1, 1, 1, 1, 0), (0, 3, 6, 9), 3),
+                Profile("1g.24gb+me.all", 65, 1, 23.62, 46, (4, 4, 1, 4, 1), (0, 3, 6, 9), 3),
+                Profile("1g.24gb-me", 67, 4, 23.62, 46, (0, 0, 1, 0, 0), (0, 3, 6, 9), 3),
+                Profile("2g.48gb", 5, 2, 47.38, 94, (2, 2, 2, 2, 0), (0, 6), 6),
+                Profile("2g.48gb+gfx", 35, 2, 47.38, 94, (2, 2, 2, 2, 0), (0, 6), 6),
+                Profile("2g.48gb+me.all", 64, 1, 47.38, 94, (4, 4, 2, 4, 1), (0, 6), 6),
+                Profile("2g.48gb-me", 66, 2, 47.38, 94, (0, 0, 2, 0, 0), (0, 6), 6),
+                Profile("4g.96gb", 0, 1, 95.12, 188, (4, 4, 4, 4, 1), (0,), 12),
+                Profile("4g.96gb+gfx", 32, 1, 95.12, 188, (4, 4, 4, 4, 1), (0,), 12),
             ),
         ),
         Board(

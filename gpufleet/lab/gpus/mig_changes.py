@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from gpufleet.lab.gpus.boards import Profile
+from gpufleet.lab.gpus.console import Console
 from gpufleet.lab.gpus.simgpu import GpuSet, Instance, NoRoom, SimGpu
-from gpufleet.lab.shell.call import Call
 
 IN_USE = "In use by another client"
 _STATUS = {
@@ -23,11 +23,9 @@ _STATUS = {
     "Not Found": 6,
     IN_USE: 19,
     "Insufficient Resources": 23,
+    "GPU requires reset": 16,
     "Unknown Error": 255,
 }
-_COMPUTE_IDS = {"2g": 1, "3g": 2, "4g": 3, "7g": 4}
-"""What `-C` prints as the id of the default compute instance profile; 0 for 1g, 7 for a 1g of double memory."""
-_DOUBLE_MEMORY = 15
 _BUSY = (
     "{bus} is currently being used by one or more other processes (e.g. CUDA application or a monitoring application "
     "such as another instance of nvidia-smi). Please first kill all processes using the device and retry the command "
@@ -77,13 +75,13 @@ def parse(words: list[str]) -> _Options | None:
     return _Options(verb, profiles, numbers.get("-gi"), numbers.get("-ci"), compute) if verb else None
 
 
-def change(call: Call, devices: GpuSet, gpus: Iterable[SimGpu], options: _Options) -> int:
+def change(call: Console, devices: GpuSet, gpus: Iterable[SimGpu], options: _Options) -> int:
     """Carry out a `mig` command on these GPUs, in their order, until one fails."""
     enabled = [gpu for gpu in gpus if gpu.board.profiles and gpu.mig]
     if not enabled:
         call.say("No MIG-enabled devices found.")
         return 3
-    act: dict[str, Callable[[Call, GpuSet, SimGpu, _Options], int]] = {
+    act: dict[str, Callable[[Console, GpuSet, SimGpu, _Options], int]] = {
         "-cgi": _create,
         "-cci": _create_compute,
         "-dgi": _destroy,
@@ -96,9 +94,9 @@ def change(call: Call, devices: GpuSet, gpus: Iterable[SimGpu], options: _Option
     return 0
 
 
-def _create(call: Call, devices: GpuSet, gpu: SimGpu, options: _Options) -> int:
+def _create(call: Console, devices: GpuSet, gpu: SimGpu, options: _Options) -> int:
     for word in options.profiles:
-        reason, lies = _mishap(call, devices, "-cgi")
+        reason, play = mishap(call, devices, "-cgi")
         name, _, start = word.removeprefix("MIG ").partition(":")
         profile = _profile(gpu, name)
         if call.user != "root":
@@ -107,24 +105,30 @@ def _create(call: Call, devices: GpuSet, gpu: SimGpu, options: _Options) -> int:
             reason = reason or "Invalid Argument"
         elif devices.clients.get(gpu.uuid):
             reason = reason or IN_USE
+        elif gpu.fault:
+            reason = reason or "GPU requires reset"
         made: Instance | None = None
         if not reason and profile is not None:
             try:
                 made = gpu.create(
-                    profile.name, int(start) if start.isdigit() else None, compute=options.compute
+                    profile.name,
+                    int(start) if start.isdigit() else None,
+                    compute=options.compute and play != "half",
                 )
             except NoRoom:
                 reason = "Insufficient Resources"
         if reason or made is None:
             call.say(f"Unable to create a GPU instance on GPU {gpu.index:>2} using profile {name}: {reason}")
             return _failed(call, "create GPU instances", reason)
-        if lies:
+        if play == "lie":
             gpu.destroy(made.gi)
-        _say_created(call, devices, gpu, made, compute=options.compute)
+        _say_created(call, devices, gpu, made, compute=options.compute and play != "half")
+        if play == "half":
+            return _no_compute(call, gpu, made, IN_USE)
     return 0
 
 
-def _say_created(call: Call, devices: GpuSet, gpu: SimGpu, made: Instance, *, compute: bool) -> None:
+def _say_created(call: Console, devices: GpuSet, gpu: SimGpu, made: Instance, *, compute: bool) -> None:
     if devices.generation < 455:
         call.say(
             f"Successfully created GPU instance on GPU {gpu.index:>2} using profile ID {made.profile.id:>2}"
@@ -141,63 +145,68 @@ def _say_created(call: Call, devices: GpuSet, gpu: SimGpu, made: Instance, *, co
 def _created_compute(gpu: SimGpu, made: Instance) -> str:
     return (
         f"Successfully created compute instance ID  0 on GPU {gpu.index:>2} GPU instance ID {made.gi:>2} using profile "
-        f"MIG {made.profile.name.partition('+')[0]} (ID {_compute_id(made.profile):>2})"
+        f"MIG {made.profile.name.partition('+')[0]} (ID {made.profile.compute_id:>2})"
     )
 
 
-def _create_compute(call: Call, devices: GpuSet, gpu: SimGpu, options: _Options) -> int:
+def _create_compute(call: Console, devices: GpuSet, gpu: SimGpu, options: _Options) -> int:
     for one in _named(gpu, options.gis):
-        reason, lies = _mishap(call, devices, "-cci")
+        reason, play = mishap(call, devices, "-cci")
         reason = "Insufficient Permissions" if call.user != "root" else reason
         reason = reason or ("Insufficient Resources" if one.ci is not None else "")
         if reason:
-            call.say(
-                f"Unable to create a compute instance on GPU {gpu.index:>2} GPU instance ID {one.gi:>2}: {reason}"
-            )
-            return _failed(call, "create compute instances", reason)
-        one.ci = None if lies else 0
+            return _no_compute(call, gpu, one, reason)
+        one.ci = None if play == "lie" else 0
         call.say(_created_compute(gpu, one))
     return 0
 
 
-def _destroy_compute(call: Call, devices: GpuSet, gpu: SimGpu, options: _Options) -> int:
+def _no_compute(call: Console, gpu: SimGpu, one: Instance, reason: str) -> int:
+    call.say(
+        f"Unable to create a compute instance on GPU {gpu.index:>2} GPU instance ID {one.gi:>2} using profile "
+        f"{one.profile.compute_id}: {reason}"
+    )
+    return _failed(call, "create compute instances", reason)
+
+
+def _destroy_compute(call: Console, devices: GpuSet, gpu: SimGpu, options: _Options) -> int:
     found = [one for one in _named(gpu, options.gis) if one.ci is not None and _among(one.ci, options.cis)]
     if not found:
         call.say("No compute instances found: Not Found")
         return 6
     for one in found:
-        reason, lies = _mishap(call, devices, "-dci")
+        reason, play = mishap(call, devices, "-dci")
         reason = "Insufficient Permissions" if call.user != "root" else reason
         reason = reason or (IN_USE if _used(devices, gpu, one) else "")
         place = f"compute instance ID {one.ci:>2} from GPU {gpu.index:>2} GPU instance ID {one.gi:>2}"
         if reason:
             call.say(f"Unable to destroy {place}: {reason}")
             return _failed(call, "destroy compute instances", reason)
-        one.ci = one.ci if lies else None
+        one.ci = one.ci if play == "lie" else None
         call.say(f"Successfully destroyed {place}")
     return 0
 
 
-def _destroy(call: Call, devices: GpuSet, gpu: SimGpu, options: _Options) -> int:
+def _destroy(call: Console, devices: GpuSet, gpu: SimGpu, options: _Options) -> int:
     found = _named(gpu, options.gis)
     if not found:
         call.say("No GPU instances found: Not Found")
         return 6
     for one in found:
-        reason, lies = _mishap(call, devices, "-dgi")
+        reason, play = mishap(call, devices, "-dgi")
         reason = "Insufficient Permissions" if call.user != "root" else reason
-        reason = reason or (IN_USE if one.ci is not None or devices.clients.get(gpu.uuid) else "")
+        reason = reason or (IN_USE if one.ci is not None or _held(devices, gpu, one) else "")
         place = f"GPU instance ID {one.gi:>2} from GPU {gpu.index:>2}"
         if reason:
             call.say(f"Unable to destroy {place}: {reason}")
             return _failed(call, "destroy GPU instances", reason)
-        if not lies:
+        if play != "lie":
             gpu.destroy(one.gi)
         call.say(f"Successfully destroyed {place}")
     return 0
 
 
-def set_mode(call: Call, devices: GpuSet, gpus: Iterable[SimGpu], *, on: bool) -> int:
+def set_mode(call: Console, devices: GpuSet, gpus: Iterable[SimGpu], *, on: bool) -> int:
     """`-mig 0|1`: at once on Hopper and later, after a reset that is tried here on Ampere."""
     status = 0
     for gpu in gpus:
@@ -209,7 +218,7 @@ def set_mode(call: Call, devices: GpuSet, gpus: Iterable[SimGpu], *, on: bool) -
     return status
 
 
-def _set_mode(call: Call, devices: GpuSet, gpu: SimGpu, *, on: bool) -> int:
+def _set_mode(call: Console, devices: GpuSet, gpu: SimGpu, *, on: bool) -> int:
     verb, bus = ("enable" if on else "disable"), gpu.bus_id
     if call.user != "root":
         call.say(f"Unable to {verb} MIG Mode for GPU {bus}: Insufficient Permissions")
@@ -219,8 +228,11 @@ def _set_mode(call: Call, devices: GpuSet, gpu: SimGpu, *, on: bool) -> int:
             f"Unable to {verb} MIG Mode for GPU {bus}: Not Supported", "Treating as warning and moving on."
         )
         return 0
-    reason, lies = _mishap(call, devices, "-mig")
+    reason, play = mishap(call, devices, "-mig")
     busy = bool(devices.processes(gpu) or devices.clients.get(gpu.uuid))
+    if gpu.fault:
+        call.say(f"Unable to {verb} MIG Mode for GPU {bus}: GPU requires reset")
+        return _STATUS["GPU requires reset"]
     if gpu.board.architecture == "Ampere":
         busy = busy or devices.kept_open(gpu)
         gpu.pending = on
@@ -234,7 +246,7 @@ def _set_mode(call: Call, devices: GpuSet, gpu: SimGpu, *, on: bool) -> int:
         if reason:
             call.say(f"Unable to {verb} MIG Mode for GPU {bus}: {reason}")
             return _STATUS.get(reason, 255)
-    if on != gpu.mig and not lies:
+    if on != gpu.mig and play != "lie":
         gpu.set_mig(enabled=on)
     call.say(f"{'Enabled' if on else 'Disabled'} MIG Mode for GPU {bus}")
     return 0
@@ -244,10 +256,10 @@ def _reboot(bus: str) -> str:
     return f"Reboot the system or try nvidia-smi --gpu-reset to make MIG mode effective on GPU {bus}"
 
 
-def reset(call: Call, devices: GpuSet, gpus: Iterable[SimGpu]) -> int:
+def reset(call: Console, devices: GpuSet, gpus: Iterable[SimGpu]) -> int:
     """`--gpu-reset`: takes the instances, and makes a pending mode effective."""
     for gpu in gpus:
-        reason, _ = _mishap(call, devices, "--gpu-reset")
+        reason, play = mishap(call, devices, "--gpu-reset")
         if call.user != "root":
             call.say(f"Unable to reset this GPU {gpu.bus_id}: Insufficient Permissions")
             return 4
@@ -257,28 +269,30 @@ def reset(call: Call, devices: GpuSet, gpus: Iterable[SimGpu]) -> int:
         if reason or devices.processes(gpu) or devices.clients.get(gpu.uuid) or devices.kept_open(gpu):
             call.say(f"GPU {gpu.bus_id} is currently in use by another process.", "", _RESET_BUSY)
             return 255
-        gpu.set_mig(enabled=gpu.pending)
+        if play != "lie":
+            gpu.set_mig(enabled=gpu.pending)
+            gpu.fault = ""
         call.say(f"GPU {gpu.bus_id} was successfully reset.")
     call.say("All done.")
     return 0
 
 
-def _mishap(call: Call, devices: GpuSet, verb: str) -> tuple[str, bool]:
-    """The reason with which this command fails by script, and whether it only says that it worked."""
+def mishap(call: Console, devices: GpuSet, verb: str) -> tuple[str, str]:
+    """The reason with which this fails by script, and what else happens by script: `lie`, `half` or nothing."""
     for one in devices.mishaps:
         if one.verb == verb:
             if one.skip:
                 one.skip -= 1
-                return "", False
+                return "", ""
             devices.mishaps.remove(one)
             if one.effect == "slow":
                 call.pause(20.0)
-                return "", False
-            return ("", True) if one.effect == "lie" else (one.effect, False)
-    return "", False
+                return "", ""
+            return ("", one.effect) if one.effect in {"lie", "half"} else (one.effect, "")
+    return "", ""
 
 
-def _failed(call: Call, what: str, reason: str) -> int:
+def _failed(call: Console, what: str, reason: str) -> int:
     call.say(f"Failed to {what}: {reason}")
     return _STATUS.get(reason, 255)
 
@@ -289,10 +303,6 @@ def _profile(gpu: SimGpu, name: str) -> Profile | None:
     return gpu.board.profile(name)
 
 
-def _compute_id(profile: Profile) -> int:
-    return 7 if profile.id == _DOUBLE_MEMORY else _COMPUTE_IDS.get(profile.name.partition(".")[0], 0)
-
-
 def _named(gpu: SimGpu, gis: frozenset[int] | None) -> list[Instance]:
     return sorted((one for one in gpu.instances if _among(one.gi, gis)), key=lambda one: one.gi)
 
@@ -301,7 +311,10 @@ def _among(number: int, numbers: frozenset[int] | None) -> bool:
     return numbers is None or number in numbers
 
 
+def _held(devices: GpuSet, gpu: SimGpu, one: Instance) -> bool:
+    """Whether something that is no process holds the GPU or this slice."""
+    return bool(devices.clients.get(gpu.uuid) or devices.clients.get(one.uuid))
+
+
 def _used(devices: GpuSet, gpu: SimGpu, one: Instance) -> bool:
-    return bool(devices.clients.get(gpu.uuid)) or any(
-        slice_ is one for _, slice_, _ in devices.processes(gpu)
-    )
+    return _held(devices, gpu, one) or any(slice_ is one for _, slice_, _ in devices.processes(gpu))

@@ -1,7 +1,7 @@
 """The GPUs of one simulated host: mode, slices with their placements, processes, memory. Pure.
 
-GPU instance ids follow the tree of halves that real boards show, with the two halves of an Ampere board the other
-way round; whoever needs an id reads it, and never computes it.
+GPU instance ids follow the tree of halves that real boards show, with the two halves of an A100 the other way round;
+whoever needs an id reads it, and never computes it.
 """
 
 from __future__ import annotations
@@ -50,12 +50,13 @@ class NoRoom(Exception):
 
 @dataclass(slots=True)
 class Mishap:
-    """One change that goes wrong.
+    """One command that goes wrong.
 
     Attributes:
-        verb: `-cgi`, `-cci`, `-dgi`, `-dci`, `-mig` or `--gpu-reset`.
-        effect: the reason that is printed, `lie` for a success that did nothing, `slow` for an answer after 20 s.
-        skip: how many such commands go well before.
+        verb: `-cgi`, `-cci`, `-dgi`, `-dci`, `-mig`, `--gpu-reset`, or a look: `-lgip`, `-lgipp`, `-lgi`, `-lci`.
+        effect: the reason that is printed, under the header of the table where a look fails; `lie` for a success that
+            did nothing, `half` for a GPU instance without its compute instance, `slow` for an answer after 20 s.
+        skip: how many objects go well before.
     """
 
     verb: str
@@ -73,6 +74,8 @@ class SimGpu:
     board: Board
     mig: bool = False
     pending: bool = False
+    fault: str = ""
+    """Empty, `lost` from the bus, or `requires reset`."""
     instances: list[Instance] = field(default_factory=list)
 
     def occupied(self) -> set[int]:
@@ -85,7 +88,9 @@ class SimGpu:
         return [s for s in profile.starts if not taken & set(range(s, s + profile.size))]
 
     def free_count(self, profile: Profile) -> int:
-        """How many more of a profile fit, as `-lgip` counts: starts that are free, one with a media suffix."""
+        """How many more of a profile fit, as `-lgip` counts: starts that are free, one with the media engines."""
+        if profile.takes_media and any(one.profile.takes_media for one in self.instances):
+            return 0
         same = sum(one.profile.name == profile.name for one in self.instances)
         return min(len(self.free_starts(profile)), profile.total - same)
 
@@ -130,12 +135,11 @@ class SimGpu:
         return min(free, key=lambda start: (blocks(start), start))
 
     def _instance_id(self, size: int, start: int) -> int:
-        if size == 8:
-            return 0
-        if size == 4:
-            first = self.board.architecture != "Ampere"
-            return 1 if (start == 0) == first else 2
-        return 3 + start // 2 if size == 2 else 7 + start
+        slots = max(one.size for one in self.board.profiles)
+        parts = slots // size
+        number = parts - 1 + start // size
+        swapped = self.board.architecture == "Ampere" and slots == 8 and parts == 2
+        return 3 - number if swapped else number
 
     def destroy(self, gi: int) -> None:
         """Remove a GPU instance with its compute instance."""
@@ -160,10 +164,11 @@ class GpuSet:
     Attributes:
         trouble: empty, or one of `no-driver`, `mismatch`, `no-devices`, `hang`.
         holders: asks who uses what.
-        clients: what holds a GPU without being a process on it (a monitor's handles, a display server), by UUID.
+        clients: what holds a GPU or a slice without being a process on it (a monitor's handles, a display server), by
+            the UUID of the GPU or slice.
         kept_open: whether a GPU is open somewhere although no process computes on it; a reset minds, instances do not.
         passthrough: a virtual machine in which a GPU cannot be reset.
-        mishaps: changes that go wrong by script, the first of a verb first.
+        mishaps: commands that go wrong by script, the first of a verb first.
         strict: whether only root may list instances, as on a host whose capabilities were not opened.
     """
 
@@ -223,10 +228,30 @@ class GpuSet:
         inside = sum(memory for _, _, memory in self.processes(gpu)) + self.other_mib.get(gpu.uuid, 0)
         return min(gpu.board.memory_mib, inside + (30 * len(gpu.instances) if gpu.mig else 0))
 
+    def hold(self, words: str) -> None:
+        """`INDEX [off]`: a monitor's handles keep a GPU busy and show no process, or let go. Other hosts have no such GPU."""
+        index, _, off = words.partition(" ")
+        for gpu in self._numbered(index):
+            self.clients[gpu.uuid] = "" if off else "nv-hostengine"
+
+    def damage(self, words: str) -> None:
+        """`INDEX lost`, `INDEX requires reset`, or `INDEX` for a GPU that is well again."""
+        index, _, fault = words.partition(" ")
+        if fault not in {"", "lost", "requires reset"}:
+            raise ValueError(f"`{fault}` is no fault of a GPU: lost, requires reset")
+        for gpu in self._numbered(index):
+            gpu.fault = fault
+
+    def _numbered(self, index: str) -> list[SimGpu]:
+        if not index.isdecimal():
+            raise ValueError(f"`{index}` is no index of a GPU")
+        return [gpu for gpu in self.gpus if gpu.index == int(index)]
+
     def reset(self) -> None:
-        """What a reboot takes: slices always, and the mode on boards after Ampere."""
+        """What a reboot takes: slices always, and the mode on boards after Ampere; there a pending one comes true."""
         for gpu in self.gpus:
             gpu.instances = []
+            gpu.mig, gpu.fault = gpu.pending, ""
             if gpu.board.architecture != "Ampere":
                 gpu.mig = gpu.pending = False
 

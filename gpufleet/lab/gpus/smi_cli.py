@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TypeAlias
 
 from gpufleet.lab.gpus import mig_changes
 from gpufleet.lab.gpus import smi_tables as tables
+from gpufleet.lab.gpus.console import Console
 from gpufleet.lab.gpus.simgpu import GpuSet, SimGpu
-from gpufleet.lab.shell.call import Call, Program
 from gpufleet.lab.shell.syntax import Unsupported
+
+Program: TypeAlias = Callable[[Console], int]
 
 _NO_DRIVER = (
     "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver. Make sure that the latest "
@@ -22,13 +25,17 @@ _TROUBLES = {
     ),
     "no-devices": ("No devices were found", 6),
 }
+_LOST = (
+    "Unable to determine the device handle for GPU{bus}: GPU is lost.  Reboot the system to recover this GPU"
+)
+_FAULTED = "[GPU requires reset]"
 _ON_OFF = {True: "Enabled", False: "Disabled"}
 
 
 def smi_program(devices: GpuSet) -> Program:
     """nvidia-smi over these GPUs."""
 
-    def program(call: Call) -> int:
+    def program(call: Console) -> int:
         if devices.trouble == "hang":
             call.pause(float("inf"))
         if devices.trouble in _TROUBLES:
@@ -40,18 +47,27 @@ def smi_program(devices: GpuSet) -> Program:
         if chosen is None:
             call.say("No devices were found")
             return 6
-        if words[:1] == ["mig"]:
-            asked = mig_changes.parse(words[1:])
-            if asked is not None:
-                return mig_changes.change(call, devices, chosen, asked)
-            return _mig(call, devices, chosen, words[1:])
-        if words[:1] in (["-mig"], ["--multi-instance-gpu"]) and words[1:] in (["0"], ["1"]):
-            return mig_changes.set_mode(call, devices, chosen, on=words[1] == "1")
-        if words in (["-r"], ["--gpu-reset"]):
-            return mig_changes.reset(call, devices, chosen)
-        return _query(call, devices, chosen, words)
+        lost = [gpu for gpu in chosen if gpu.fault == "lost"]
+        call.say(*(_LOST.format(bus=gpu.bus_id[4:]) for gpu in lost))
+        chosen = [gpu for gpu in chosen if gpu not in lost]
+        if lost and not chosen:
+            return 15
+        return _act(call, devices, chosen, words)
 
     return program
+
+
+def _act(call: Console, devices: GpuSet, chosen: list[SimGpu], words: list[str]) -> int:
+    if words[:1] == ["mig"]:
+        asked = mig_changes.parse(words[1:])
+        if asked is not None:
+            return mig_changes.change(call, devices, chosen, asked)
+        return _mig(call, devices, chosen, words[1:])
+    if words[:1] in (["-mig"], ["--multi-instance-gpu"]) and words[1:] in (["0"], ["1"]):
+        return mig_changes.set_mode(call, devices, chosen, on=words[1] == "1")
+    if words in (["-r"], ["--gpu-reset"]):
+        return mig_changes.reset(call, devices, chosen)
+    return _query(call, devices, chosen, words)
 
 
 def _chosen(devices: GpuSet, words: list[str]) -> tuple[list[SimGpu] | None, list[str]]:
@@ -78,7 +94,7 @@ def _chosen(devices: GpuSet, words: list[str]) -> tuple[list[SimGpu] | None, lis
     return chosen, rest
 
 
-def _query(call: Call, devices: GpuSet, gpus: list[SimGpu], words: list[str]) -> int:
+def _query(call: Console, devices: GpuSet, gpus: list[SimGpu], words: list[str]) -> int:
     if not words:
         call.say(*tables.overview(devices, call.host.clock.now()))
         return 0
@@ -116,6 +132,15 @@ _GPU_FIELDS = {
     "memory.total": "MiB", "memory.used": "MiB", "memory.free": "MiB", "memory.reserved": "MiB",
     "utilization.gpu": "%", "utilization.memory": "%", "power.draw": "W", "power.limit": "W",
 }  # fmt: skip
+_SILENT = (
+    "temperature.gpu",
+    "utilization.gpu",
+    "utilization.memory",
+    "power.draw",
+    "mig.mode.current",
+    "mig.mode.pending",
+)
+"""What a GPU that requires a reset no longer tells."""
 _APP_FIELDS = {"used_gpu_memory": "MiB", "used_memory": "MiB"}
 _SAME = {
     "gpu_uuid": "uuid",
@@ -127,7 +152,7 @@ _SAME = {
 
 
 def _csv(
-    call: Call, fields: list[str], units: dict[str, str], rows: list[dict[str, str]], form: set[str]
+    call: Console, fields: list[str], units: dict[str, str], rows: list[dict[str, str]], form: set[str]
 ) -> int:
     known = (
         rows[0].keys()
@@ -155,7 +180,7 @@ def _gpu_row(devices: GpuSet, gpu: SimGpu) -> dict[str, str]:
     capable = bool(gpu.board.profiles)
     used, total = devices.used_mib(gpu), gpu.board.memory_mib
     busy = bool(devices.processes(gpu))
-    return {
+    row = {
         "index": str(gpu.index),
         "uuid": gpu.uuid,
         "name": gpu.board.name,
@@ -181,6 +206,9 @@ def _gpu_row(devices: GpuSet, gpu: SimGpu) -> dict[str, str]:
         "compute_cap": gpu.board.compute_capability,
         "ecc.mode.current": "Enabled",
     }
+    if gpu.fault:
+        row |= dict.fromkeys(_SILENT, _FAULTED)
+    return row
 
 
 def _app_rows(devices: GpuSet, gpus: list[SimGpu]) -> list[dict[str, str]]:
@@ -200,7 +228,7 @@ def _app_rows(devices: GpuSet, gpus: list[SimGpu]) -> list[dict[str, str]]:
     ]
 
 
-def _mig(call: Call, devices: GpuSet, gpus: list[SimGpu], words: list[str]) -> int:
+def _mig(call: Console, devices: GpuSet, gpus: list[SimGpu], words: list[str]) -> int:
     capable = [gpu for gpu in gpus if gpu.board.profiles]
     shows: dict[str, Callable[[], list[str]]] = {
         "-lgip": lambda: tables.profiles(capable, devices.generation),
@@ -225,14 +253,29 @@ def _mig(call: Call, devices: GpuSet, gpus: list[SimGpu], words: list[str]) -> i
         if not any(gpu.devices() if noun == "compute" else gpu.instances for gpu in enabled):
             call.say(f"No {noun} instances found: Not Found")
             return 6
-    call.say(*shows[words[0]]())
+    reason, _ = mig_changes.mishap(call, devices, words[0])
+    lines = shows[words[0]]()
+    if reason:
+        # The header is printed before the driver is asked: an error stands under it, on the same stream.
+        head = next((at + 1 for at, line in enumerate(lines) if line.startswith("|=")), 0)
+        call.say(*lines[:head], f"Failed to display {_NOUNS[words[0]]}: {reason}")
+        return 255
+    call.say(*lines)
     return 0
+
+
+_NOUNS = {
+    "-lgip": "GPU instance profiles",
+    "-lgipp": "GPU instance possible placements",
+    "-lgi": "GPU instances",
+    "-lci": "compute instances",
+}
 
 
 def ctk_program(devices: GpuSet, version: str = "1.17.8") -> Program:
     """nvidia-ctk: its version, and `cdi list`."""
 
-    def program(call: Call) -> int:
+    def program(call: Console) -> int:
         words = call.arguments
         if words == ["--version"]:
             call.say(f"NVIDIA Container Toolkit CLI version {version}", "commit: lab")

@@ -140,9 +140,10 @@ def compute_instances(gpus: Iterable[SimGpu], generation: int) -> list[str]:
         for one in _shuffled(gpu):
             if one.ci is None:
                 continue
-            place = f"{f'0:{min(one.profile.size, 7)}':>13}     " if placed else "     "
+            place = f"{f'0:{one.profile.slices}':>13}     " if placed else "     "
             out.append(
-                f"|   {gpu.index}{one.gi:>7}       MIG {plain(one.profile.name):<17}0{one.ci:>10}{place}|"
+                f"|   {gpu.index}{one.gi:>7}       MIG {plain(one.profile.name):<17}"
+                f"{one.profile.compute_id}{one.ci:>10}{place}|"
             )
             out.append(rule)
     return out
@@ -285,7 +286,38 @@ def overview(devices: GpuSet, now: datetime) -> list[str]:
             f"|{' ' * 41}|{' ' * 24}| {mode:>20} |",
             rule,
         ]
-    return [*out, *_process_table(devices)]
+    return [*out, *_slice_table(devices), *_process_table(devices)]
+
+
+def _slice_table(devices: GpuSet) -> list[str]:
+    """The slices of all GPUs, in the columns of R550 and later; nothing where no GPU is in MIG mode."""
+    if not any(gpu.mig for gpu in devices.gpus):
+        return []
+    rule = f"+{'-' * 18}+{'-' * 34}+{'-' * 11}+{'-' * 23}+"
+    shared = "Shared " if devices.generation >= 580 else ""
+    out = [
+        "",
+        f"+{'-' * 89}+",
+        f"|{' MIG devices:':<89}|",
+        rule,
+        f"| GPU  GI  CI  MIG |{f'{shared}Memory-Usage ':>34}|        Vol|        Shared         |",
+        f"|      ID  ID  Dev |{f'{shared}BAR1-Usage ':>34}| SM     Unc| CE ENC  DEC  OFA  JPG |",
+        f"|{' ' * 18}|{' ' * 34}|        ECC|{' ' * 23}|",
+        f"|{'=' * 18}+{'=' * 34}+{'=' * 11}+{'=' * 23}|",
+    ]
+    rows = [(gpu, number, one) for gpu in devices.gpus for number, one in gpu.devices()]
+    for gpu, number, one in rows:
+        held = sum(memory for _, on, memory in devices.processes(gpu) if on is one)
+        memory = f"{min(one.memory_mib, 15 + held)}MiB / {one.memory_mib:>5}MiB    "
+        dec, enc, ce, jpeg, ofa = one.profile.engines
+        engines = f"{ce:>2} {enc:>3} {dec:>4} {ofa:>4} {jpeg:>4}"
+        where = f"{gpu.index:>2} {one.gi:>4} {one.ci:>3} {number:>3} "
+        out += [
+            f"| {where} |{memory:>34}| {one.profile.sm:<8}0 | {engines} |",
+            f"|{' ' * 18}|{'0MiB / 16383MiB    ':>34}|{' ' * 11}|{' ' * 23}|",
+            rule,
+        ]
+    return out if rows else [*out, f"|{'  No MIG devices found':<89}|", f"+{'-' * 89}+"]
 
 
 def _process_table(devices: GpuSet) -> list[str]:

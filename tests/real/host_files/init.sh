@@ -63,6 +63,10 @@ fi
 hostname "$name"
 mkdir -p /run/sshd /run/lock /run/host
 ip link set lo up
+rm -rf /var/lib/gpus/holders
+mkdir -p /var/lib/gpus/holders
+cat /proc/sys/kernel/random/uuid > /var/lib/gpus/boot
+chmod 777 /var/lib/gpus /var/lib/gpus/holders
 # Once as root: what Python compiles is kept, and everybody's later calls are quick.
 if [ -e /etc/gpus.json ]; then PYTHONDONTWRITEBYTECODE= nvidia-smi -L >/dev/null 2>&1 & fi
 echo ready > /run/host/ready

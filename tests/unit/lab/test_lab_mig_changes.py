@@ -6,15 +6,21 @@ import re
 from pathlib import Path
 
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpufleet.hosts.model import Known
+from gpufleet.hosts.model import Known, Unknown
+from gpufleet.hosts.probes.mig_tables import parse_profiles
 from gpufleet.hosts.probes.nvidia_smi import parse_gpu_instances, parse_listing
+from gpufleet.lab.faults import Fault, FaultScript, Kind
 from gpufleet.lab.fleet import HostWish, LabHost, build_fleet
+from gpufleet.lab.gpus import mishaps
+from gpufleet.lab.gpus.mig_changes import IN_USE
 from gpufleet.lab.gpus.simgpu import Mishap
 from gpufleet.mig.boards import BOARDS
 from gpufleet.mig.geometry import is_legal
+from gpufleet.mig.messages import Said, Verb, judge
 from gpufleet.mig.model import Placed
 from tests.kit.lab_kit import LabClock
 
@@ -158,6 +164,103 @@ def test_mishaps_by_script():
     assert "Insufficient Resources" in smi(host, "mig -i 0 -cgi 1g.10gb:1 -C", code=23)
     assert places(host) == ["1g.10gb:0"]
     assert host.gpus.mishaps == []
+
+
+def test_half_an_instance_and_a_header_above_an_error():
+    host = lab(layouts={0: ("1g.10gb:0",)})
+    host.strike(Fault(kind=Kind.GPU_MISHAP, host="gpu-01", detail="-cgi half"))
+    host.strike(Fault(kind=Kind.GPU_MISHAP, host="gpu-01", detail="-lgip Unknown Error"))
+    said = smi(host, "mig -i 0 -cgi 2g.20gb:2 -C", code=19)
+    verdict = judge(Verb.CREATE, said, 19)
+    assert (verdict.said, verdict.partial) == (Said.REFUSED, True)
+    assert places(host) == ["1g.10gb:0", "2g.20gb:2"]
+    assert len(parse_listing(smi(host, "-L")).gpus[0].slices) == 1
+    said = smi(host, "mig -lgip", code=255)
+    assert said.splitlines()[-2].startswith("|=")
+    assert isinstance(parse_profiles(said), Unknown)
+    assert isinstance(parse_profiles(smi(host, "mig -lgip")), Known)
+
+
+def test_a_broken_gpu_does_no_work_and_the_others_do():
+    host = lab("2xH100-80GB", layouts={1: ()})
+    host.strike(Fault(kind=Kind.GPU_FAULT, host="gpu-01", detail="0 lost"))
+    listed = parse_listing(smi(host, "-L"))
+    assert [one.index for one in listed.gpus] == [1]
+    assert "GPU is lost" in listed.other_lines[0]
+    verdict = judge(Verb.MODE, smi(host, "-i 0 -mig 1", code=15), 15)
+    assert (verdict.id, verdict.said) == ("gpu-faulted", Said.REFUSED)
+    host.strike(Fault(kind=Kind.GPU_FAULT, host="gpu-01", detail="1 requires reset"))
+    assert "GPU requires reset" in smi(host, "mig -i 1 -cgi 1g.10gb:0 -C", code=16)
+    assert "[GPU requires reset]" in smi(host, "--query-gpu=mig.mode.current --format=csv,noheader")
+    smi(host, "-i 1 --gpu-reset")
+    smi(host, "mig -i 1 -cgi 1g.10gb:0 -C")  # the mode outlives a reset
+    for detail in ("0 tired", "first lost"):
+        with pytest.raises(ValueError, match="`"):
+            host.strike(Fault(kind=Kind.GPU_FAULT, host="gpu-01", detail=detail))
+
+
+def test_handles_of_a_monitor_keep_one_slice_or_the_whole_gpu():
+    host = lab(layouts={0: ("1g.10gb:0", "1g.10gb:1")})
+    first, second = host.gpus.gpus[0].instances
+    host.gpus.clients[first.uuid] = "dcgm-exporter"
+    assert IN_USE in smi(host, f"mig -i 0 -gi {first.gi} -ci 0 -dci", code=19)
+    smi(host, f"mig -i 0 -gi {second.gi} -ci 0 -dci")
+    host.strike(Fault(kind=Kind.GPU_CLIENT, host="gpu-01", detail="0"))
+    assert IN_USE in smi(host, f"mig -i 0 -gi {second.gi} -dgi", code=19)
+    host.strike(Fault(kind=Kind.GPU_CLIENT, host="gpu-01", detail="0 off"))
+    smi(host, f"mig -i 0 -gi {second.gi} -dgi")
+
+
+@pytest.mark.parametrize("text", ["-cgi", "-cgi bad luck", "-L lie", "-cgi lie/x", ""])
+def test_what_is_no_mishap_is_named(text):
+    with pytest.raises(ValueError, match="write VERB EFFECT"):
+        mishaps.parse(text)
+
+
+def test_mishaps_drawn_by_a_seed_can_be_written_and_read():
+    script = FaultScript.random(7, ["gpu-01"], most=40, kinds=[Kind.GPU_MISHAP])
+    read = [mishaps.parse(fault.detail) for fault in script.faults]
+    assert [f"{one.verb} {one.effect}/{one.skip}" for one in read] == [
+        fault.detail for fault in script.faults
+    ]
+    numbers = iter([1, 0, 4, 3, 2])
+    assert mishaps.told(mishaps.drawn(lambda _: next(numbers))) == (
+        "-cgi In use by another client/3; -cgi half/2"
+    )
+
+
+@pytest.mark.parametrize("board", ["A30-24GB", "RTX-PRO-6000-96GB"])
+def test_ids_and_counts_of_boards_with_four_slices(board):
+    host = lab(f"1x{board}", layouts={0: ()})
+    mine = host.gpus.gpus[0].board
+    half, quarter = next(one for one in mine.profiles if one.slices == 2), mine.profiles[0]
+    smi(host, f"mig -i 0 -cgi {half.name}:{half.starts[1]} -C")
+    smi(host, f"mig -i 0 -cgi {quarter.name}:{quarter.starts[0]},{quarter.name}:{quarter.starts[1]} -C")
+    assert [one.gi for one in host.gpus.gpus[0].instances] == [2, 3, 4]  # as captured on an A30
+    assert all(one.free == 0 for one in known(parse_profiles(smi(host, "mig -lgip"))))
+
+
+def test_one_slice_has_the_media_engines():
+    host = lab("1xRTX-PRO-6000-96GB", layouts={0: ("1g.24gb+me.all:0",)})
+    free = {one.name: one.free for one in known(parse_profiles(smi(host, "mig -lgip")))}
+    assert (free["1g.24gb+me"], free["2g.48gb+me.all"], free["1g.24gb"]) == (0, 0, 3)
+
+
+def test_free_counts_of_the_planner_vectors():
+    path = CAPTURES.parents[1] / "facts" / "mig" / "planner_vectors.yaml"
+    if not path.exists():
+        pytest.skip(f"{path.name} is not beside this checkout")
+    for vector in yaml.safe_load(path.read_text(encoding="utf-8"))["vectors"]:
+        board = next(key for key in BOARDS if key.lower() == vector["gpu"])
+        there = tuple(f"{one['name']}:{one['start']}" for one in vector["existing"])
+        table = known(parse_profiles(smi(lab(f"1x{board}", layouts={0: there}), "mig -lgip")))
+        free = vector["free_reported_by_nvidia_smi"]
+        assert {one.id: one.free for one in table if one.id in free} == free, vector["from"]
+
+
+def known(fact):
+    assert isinstance(fact, Known), fact
+    return fact.value
 
 
 @given(
