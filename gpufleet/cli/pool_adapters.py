@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from gpufleet.cli import wiring
-from gpufleet.cli.console import Answer, confirm, note
+from gpufleet.cli.console import Answer, confirm, note, warn
 from gpufleet.cli.settings import current
 from gpufleet.deploy.adapter_flow import carry_out_adapters, prepare_adapters
-from gpufleet.errors import ExitCode, Interrupted, UsageError
+from gpufleet.errors import ExitCode, FleetError, Interrupted, UsageError
+from gpufleet.inventory.model import Inventory
 from gpufleet.names import PoolName
-from gpufleet.pools.load import unknown
+from gpufleet.pools import written
+from gpufleet.pools.load import named, place_of, unknown
+from gpufleet.pools.membership import set_adapters
 from gpufleet.pools.mistakes import NAME
 
 
@@ -55,10 +58,24 @@ def answer(
             if not confirm(f"Change the adapters of pool {name}?"):
                 raise Interrupted("not confirmed; nothing was changed")
         done = carry_out_adapters(tools, prepared)
+        _into_file(tools.inventory, name, wanted, unload)
     text = f"pool {name}: " + (
         "nothing to do" if done.outcome == "no_change" else "adapters changed on all members"
     )
     return Answer(command="pool set", outcome=done.outcome, fields={"pool": name, **done.fields()}, text=text)
+
+
+def _into_file(inventory: Inventory, name: str, load: Mapping[str, str], unload: Sequence[str]) -> None:
+    """The same in the definition that a person wrote: a deploy of it would else take back what was done here."""
+    place, defined = place_of(inventory, name), named(inventory, name)
+    if place is None or defined is None:
+        return
+    try:
+        if written.edit(place, name, defined, set_adapters(defined, load, unload)):
+            note(f"{place}: changed, comments and order kept")
+    except FleetError as error:  # the members have it: what is left is for a person to write
+        words = ", ".join((*load, *(f"no {gone}" for gone in unload)))
+        warn(f"{error}: write it into `lora` of pool {name} by hand ({words}); the next deploy goes by it")
 
 
 def _pair(word: str) -> tuple[str, str]:

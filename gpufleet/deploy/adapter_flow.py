@@ -13,27 +13,24 @@ import msgspec
 
 from gpufleet.change.flow import run_change
 from gpufleet.change.model import HERE, Plan, Step
-from gpufleet.change.reach import Reach
 from gpufleet.deploy import commit
-from gpufleet.deploy.adapters import Member, listed, load_step, unload_step, withdrawn_first
+from gpufleet.deploy.adapters import Member, load_step, unload_step, withdrawn_first
+from gpufleet.deploy.adapters_asked import asked, members_of
 from gpufleet.deploy.audit import Line, audited
-from gpufleet.deploy.commands import Dialect
 from gpufleet.deploy.fingerprint import fingerprint
-from gpufleet.deploy.replicas import replicas_of
+from gpufleet.deploy.members import host_of
 from gpufleet.deploy.retire import copy_routes
 from gpufleet.deploy.survey import survey
 from gpufleet.deploy.tools import Done, Tools, recheck, settle_old_runs, warn_of_leases
 from gpufleet.engine.adapters import Loaded, reachable
-from gpufleet.errors import ErrorRow, FleetError, PreflightFailed, UsageError
-from gpufleet.hosts.model import HostFacts, Known
+from gpufleet.errors import ErrorRow, PreflightFailed, UsageError
+from gpufleet.hosts.model import HostFacts
 from gpufleet.located import did_you_mean
 from gpufleet.names import HostName, PoolName, ReplicaId, RunId
 from gpufleet.pools import membership, record
 from gpufleet.pools.mistakes import adapter_mistake
 from gpufleet.pools.model import Pool
 from gpufleet.pools.record import PoolRecord
-from gpufleet.remote.fanout import fanout
-from gpufleet.remote.result import Lost
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,59 +170,28 @@ def _facts(tools: Tools, known: PoolRecord) -> dict[HostName, HostFacts]:
 
 def _members(
     tools: Tools, pool: Pool, known: PoolRecord, facts: Mapping[HostName, HostFacts]
-) -> tuple[Member, ...]:
+) -> Sequence[Member]:
     """Every member, or an error that names those that do not run."""
-    key = tools.store.key(pool.name)
-    running = {
-        one.replica: one
-        for one in replicas_of(pool.name, facts.values())
-        if one.container.state == "running" and one.container.ports
-    }
-    found: list[Member] = []
-    rows: list[ErrorRow] = []
-    for item in known.endpoints:
-        host, present = HostName(item.host), running.get(ReplicaId(item.replica))
-        runtime = facts[host].runtime
-        if present is None or not isinstance(runtime, Known):
-            rows.append(ErrorRow(host, f"{item.replica} does not run", f"gpufleet pool deploy {pool.name}"))
-            continue
-        found.append(Member.of(present, tools.inventory.hosts[host], Dialect.of(runtime.value), key))
+    found, rows = members_of(tools, pool.name, record.endpoints_of(known), facts)
     if rows:
         raise PreflightFailed(
             f"{len(rows)} of {len(known.endpoints)} members of pool {pool.name} do not run; nothing was changed",
             rows=tuple(rows),
         )
-    return tuple(found)
+    return found
 
 
 def _asked(tools: Tools, members: Sequence[Member]) -> dict[ReplicaId, tuple[Loaded, ...]]:
-    """What every engine has now."""
-    reach = Reach(tools.change.transport, tools.change.clock)
-
-    def ask(host: HostName) -> dict[ReplicaId, tuple[Loaded, ...] | str]:
-        answers: dict[ReplicaId, tuple[Loaded, ...] | str] = {}
-        for member in members:
-            if member.present.host == host:
-                outcome = reach.insist(host, member.look())
-                told = outcome.reason if isinstance(outcome, Lost) else listed(outcome)
-                answers[member.present.replica] = told
-        return answers
-
-    try:
-        asked = fanout((member.present.host for member in members), ask, forks=tools.change.forks)
-    finally:
-        reach.close()
+    """What every engine has now, or an error that names those that do not tell."""
     found: dict[ReplicaId, tuple[Loaded, ...]] = {}
     rows: list[ErrorRow] = []
-    for host, answer in asked.items():
-        told = {ReplicaId(host): str(answer.summary)} if isinstance(answer, FleetError) else answer
-        for replica, models in told.items():
-            if isinstance(models, str):
-                rows.append(
-                    ErrorRow(host, f"{replica}: {models}", "`gpufleet hosts check` looks at the host")
-                )
-            else:
-                found[replica] = models
+    for replica, told in asked(tools, members).items():
+        if isinstance(told, str):
+            rows.append(
+                ErrorRow(host_of(replica), f"{replica}: {told}", f"gpufleet hosts check {host_of(replica)}")
+            )
+        else:
+            found[replica] = told
     if rows:
         raise PreflightFailed(
             "members do not tell which adapters they have; nothing was changed", rows=tuple(rows)

@@ -70,11 +70,12 @@ class Member:
     key: Secret[str] | None
 
     @classmethod
-    def of(cls, present: Present, host: Host, dialect: Dialect, key: Secret[str] | None) -> Member:
-        address = bind_address(host) or "127.0.0.1"
-        return cls(
-            present=present, dialect=dialect, base=url_of(address, present.container.ports[0]), key=key
-        )
+    def of(
+        cls, present: Present, host: Host, dialect: Dialect, key: Secret[str] | None, *, port: int
+    ) -> Member:
+        """`port`: on which the host publishes it."""
+        base = url_of(bind_address(host) or "127.0.0.1", port)
+        return cls(present=present, dialect=dialect, base=base, key=key)
 
     def look(self) -> Command:
         """What the engine has."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+from gpufleet.change.model import HERE
 from gpufleet.deploy.placement.api import UNKNOWN_ISLAND, Placed
 from gpufleet.deploy.placement.slots import NO_NVLINK
 from gpufleet.deploy.plan import DeployPlan
@@ -12,7 +13,7 @@ from gpufleet.deploy.verdict import told
 
 
 def lines(plan: DeployPlan) -> tuple[str, ...]:
-    """One line a replica: `+` comes, `-` goes, `=` stays; then what is done, by phase."""
+    """One line a replica: `+` comes, `-` goes, `=` stays, `~` an adapter of it comes or goes; then what is done, by phase."""
     pool = plan.pool
     shown = [f"pool {pool.name}: {pool.public_name}, {pool.replicas} replica(s), {pool.algorithm}"]
     urls = {endpoint.replica: endpoint.url for endpoint in plan.endpoints}
@@ -35,6 +36,7 @@ def lines(plan: DeployPlan) -> tuple[str, ...]:
             else "removed after the commit"
         )
         shown.append(f"  - {one.replica}  container {one.container.name} ({one.container.state}), {how}")
+    shown += [f"  ~ {step.title}" for step in plan.adapters if step.host != HERE]
     phases = Counter(step.phase for step in plan.bring_up.steps)
     if plan.gone:
         phases["remove"] = len(plan.gone)

@@ -17,6 +17,7 @@ from gpufleet.change.flow import Change, run_change
 from gpufleet.change.model import Plan
 from gpufleet.change.records import journal_file
 from gpufleet.deploy import commit, meanwhile, members
+from gpufleet.deploy.adapters_deploy import with_adapters
 from gpufleet.deploy.arguments import check
 from gpufleet.deploy.audit import Line, audited
 from gpufleet.deploy.catalogue import filled
@@ -122,6 +123,7 @@ def prepare(
     )
     plan = make_or_look(tools, wish, chosen, facts)
     plan = _weighed(tools, plan, models, facts, refuses=not ignore_memory)
+    plan = with_adapters(tools, plan, record.pool_of(known) if known else None, facts)
     _tell_of_open_runs(tools, plan, facts)
     return Prepared(
         plan=plan,
@@ -230,7 +232,7 @@ def _carried_out(tools: Tools, prepared: Prepared) -> Done:
     )
     forget_elsewhere(tools, plan.pool.name, plan.gone)
     warn_of_leases(tools, change)
-    touched = {*(one.host for one in plan.start), *(one.host for one in plan.gone)}
+    touched = {*plan.bring_up.hosts, *(one.host for one in plan.gone)}
     copy_routes(tools.store, touched, tools.change, tools.warn)
     remember(tools, plan, prepared.run, prepared.facts)
     return Done(

@@ -11,15 +11,12 @@ that an undo starts them again.
 
 from __future__ import annotations
 
-import hashlib
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-import msgspec
-
-from gpufleet.change.model import Plan
-from gpufleet.deploy import members
+from gpufleet.change.model import Plan, Step
+from gpufleet.deploy import members, spec
 from gpufleet.deploy.arguments import check
 from gpufleet.deploy.commands import Dialect
 from gpufleet.deploy.fingerprint import fingerprint
@@ -88,6 +85,7 @@ class DeployPlan:
         spec: hash of all that a replica's container is made from.
         memory: whether each new replica fits its GPU or slice.
         pulled: the image as it is named to the runtime, with its digest where that is known.
+        adapters: the steps of `bring_up` that load and unload adapters of replicas that stay.
     """
 
     pool: Pool
@@ -101,11 +99,12 @@ class DeployPlan:
     stopped_first: frozenset[str]
     waves: tuple[Wave, ...] = ()
     memory: tuple[Judgement, ...] = ()
+    adapters: tuple[Step, ...] = ()
 
     @property
     def changes(self) -> bool:
         """Whether any host would be touched."""
-        return bool(self.start or self.gone)
+        return bool(self.start or self.gone or self.adapters)
 
 
 def make(wish: Wish, hosts: Sequence[Host], facts: Mapping[HostName, HostFacts]) -> DeployPlan:
@@ -134,48 +133,21 @@ def make(wish: Wish, hosts: Sequence[Host], facts: Mapping[HostName, HostFacts])
     return _assembled(wish, declared, facts, keep=keep, swapped=swaps(start, rest, held), gone=rest)
 
 
-def _container(wish: Wish) -> EngineContainer:
-    pool = served_from(wish.pool, wish.staging.path) if wish.staging is not None else wish.pool
-    return wish.engine.container(pool, key=wish.key, devices=devices_of(pool))
+def _served(wish: Wish) -> Pool:
+    """The pool with its weights where hosts have them."""
+    return served_from(wish.pool, wish.staging.path) if wish.staging is not None else wish.pool
 
 
 def _pinned(wish: Wish) -> EngineContainer:
     """The container with its image by digest; the digest is no part of the spec, so that learning it changes nothing."""
-    container = _container(wish)
+    pool = _served(wish)
+    container = wish.engine.container(pool, key=wish.key, devices=devices_of(pool))
     return container if wish.image is None else replace(container, image=wish.image.reference)
 
 
 def spec_of(wish: Wish) -> str:
-    """Hash of all that a replica's container is made from; two with the same hash are interchangeable.
-
-    Secrets enter by their reference, the engine's key by a digest of its value: another key is another container.
-    """
-    container, limits, wanted = _container(wish), wish.pool.limits, wish.pool.slice
-    parts = (
-        container.image,
-        container.entrypoint,
-        container.arguments,
-        sorted(
-            (key, value.reference if isinstance(value, Secret) else value)
-            for key, value in wish.pool.engine.env.items()
-        ),
-        hashlib.sha256(wish.key.reveal().encode()).hexdigest() if wish.key is not None else "",
-        [(mount.source, mount.target) for mount in container.mounts],
-        (
-            limits.memory,
-            limits.cpus,
-            limits.shm,
-            *([limits.memlock] if limits.memlock != "unlimited" else []),
-        ),
-        (
-            wanted.gpus,
-            wanted.mig,
-            wanted.memory_gib,
-            *([wanted.share] if wanted.share is not None else []),
-            *(["across"] if wanted.across else []),
-        ),
-    )
-    return hashlib.sha256(msgspec.json.encode(parts)).hexdigest()[:16]
+    """See `spec.spec_of`."""
+    return spec.spec_of(wish.engine, _served(wish), wish.key)
 
 
 def _moved(wish: Wish, present: Present) -> bool:
@@ -186,12 +158,13 @@ def _moved(wish: Wish, present: Present) -> bool:
 
 def _kept(wish: Wish, present: Sequence[Present], declared: Mapping[HostName, Host]) -> tuple[Present, ...]:
     """Running replicas that are as they should be, no more than are wanted, spread as evenly as they are."""
-    spec = spec_of(wish)
+    wanted, pool = spec_of(wish), _served(wish)
     good = [
         one
         for one in present
         if one.container.state == "running"
-        and one.container.labels.get(f"{LABEL}.spec") == spec
+        and one.container.labels.get(f"{LABEL}.spec") == wanted
+        and spec.can_serve_adapters(pool, one.container.labels)
         and one.host in declared
         and not _moved(wish, one)
         and one.container.ports

@@ -61,6 +61,7 @@ def rows(plan: DeployPlan, change: Change | None) -> tuple[Mapping[str, object],
     """One row a replica, with what the change says of its host; then hosts that only lose something."""
     of_host = {row.host: row.fields() for row in change.rows} if change else {}
     started = {one.replica for one in plan.start}
+    started |= {one.replica for one in plan.keep if any(step.host == one.host for step in plan.adapters)}
     replicas = [
         {**row, **of_host.get(HostName(str(row["host"])), {})} if row["replica"] in started else row
         for row in served(plan)

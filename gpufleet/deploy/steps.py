@@ -19,6 +19,7 @@ from gpufleet.deploy.replicas import (
     slot_name,
     url_of,
 )
+from gpufleet.deploy.spec import adapters_label
 from gpufleet.engine.model import EngineContainer
 from gpufleet.hosts.probes.container import DEVICES_LABEL
 from gpufleet.inventory.model import Host
@@ -105,6 +106,7 @@ def start_step(launch: Launch, new: New, host: Host, dialect: Dialect, after: fr
             f"{LABEL}.spec": launch.spec,
             f"{LABEL}.slice": slice_label(new.placed),
             DEVICES_LABEL: ",".join(slot.device for slot in new.placed.slots),
+            **adapters_label(pool, launch.container),
             **({f"{LABEL}.image": launch.image_label} if launch.image_label else {}),
             **({SHARE_LABEL: str(new.placed.share)} if new.placed.share < WHOLE else {}),
         },

@@ -42,7 +42,7 @@ def adapter_directories(pool: Pool) -> tuple[str, ...]:
     wanted = [path for path in (pool.lora_from, *pool.lora.values()) if path and path.startswith("/")]
     found: list[str] = []
     for path in sorted({path.rstrip("/") or "/" for path in wanted}, key=len):
-        if not any(_inside(path, known) for known in (*found, *([pool.weights] if pool.weights else []))):
+        if not any(inside(path, known) for known in (*found, *([pool.weights] if pool.weights else []))):
             found.append(path)
     return tuple(found)
 
@@ -52,10 +52,11 @@ def reachable(pool: Pool, path: str) -> bool:
     if not path.startswith("/"):
         return pool.weights is None
     mounted = (*adapter_directories(pool), *([pool.weights] if pool.weights else []))
-    return any(_inside(path, known) for known in mounted)
+    return any(inside(path, known) for known in mounted)
 
 
-def _inside(path: str, directory: str) -> bool:
+def inside(path: str, directory: str) -> bool:
+    """Whether a path is a directory or lies below it."""
     return path == directory or path.startswith(directory.rstrip("/") + "/")
 
 

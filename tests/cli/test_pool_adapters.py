@@ -1,5 +1,7 @@
 """`pool set --load-adapter` and `--unload-adapter` as an operator types them."""
 
+from dataclasses import replace
+
 import pytest
 
 from tests.kit.pool_desk import INVENTORY, Desk
@@ -23,8 +25,13 @@ def test_an_adapter_comes_and_goes(desk):
     assert done["run"]
     again = desk.json("pool", "set", "chat", "--load-adapter", "sql=/srv/lora/sql", "--yes")
     assert again["outcome"] == "no_change"
+    inventory = desk.path / "inventory.yaml"
+    assert "sql: /srv/lora/sql" in inventory.read_text()
+    assert desk.json("pool", "deploy", "chat", "--check")["outcome"] == "no_change"
     gone = desk.json("pool", "set", "chat", "--unload-adapter", "sql", "--yes")
     assert gone["outcome"] == "committed"
+    assert "sql" not in inventory.read_text()
+    assert desk.json("pool", "deploy", "chat", "--check")["outcome"] == "no_change"
 
 
 @pytest.mark.parametrize(
@@ -50,3 +57,17 @@ def test_a_pool_that_nobody_knows(desk):
     code, said = desk.run("pool", "set", "chta", "--load-adapter", "a=/srv/lora/a", "--yes")
     assert code == 2
     assert "did you mean `chat`?" in said.err
+
+
+def test_a_member_that_lost_an_adapter_is_told_and_repaired(desk):
+    desk.run("pool", "set", "chat", "--load-adapter", "sql=/srv/lora/sql", "--yes")
+    (one,) = desk.fleet["gpu-01"].containers.containers.values()
+    engine = desk.fleet["gpu-01"].containers.engines.models[one.id]
+    engine.spec = replace(engine.spec, adapters={})
+    found = desk.json("pool", "drift", "chat")
+    assert (found["exit"], [row["code"] for row in found["findings"]]) == (3, ["adapter"])
+    plan = desk.json("pool", "deploy", "chat", "--check")
+    assert [step["title"] for step in plan["steps"]] == ["load adapter sql in gpu-01/0"]
+    done = desk.json("pool", "deploy", "chat", "--yes")
+    assert [row["status"] for row in done["hosts"]] == ["done", "unchanged"]
+    assert desk.json("pool", "drift", "chat")["exit"] == 0

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 from gpufleet.deploy.drift.inside import HostInside
 from gpufleet.deploy.drift.model import UNKNOWN, Asked, Finding, Seen
-from gpufleet.deploy.drift.replica import container_of, finding
+from gpufleet.deploy.drift.replica import container_of
 from gpufleet.deploy.drift.replica import replica as of_replica
 from gpufleet.deploy.placement.slots import HOLDING
 from gpufleet.deploy.replicas import LABEL, named_image
@@ -28,51 +28,28 @@ def compare(asked: Asked, seen: Seen) -> tuple[Finding, ...]:
     for endpoint in asked.endpoints:
         facts = seen.hosts.get(endpoint.host, "it was not looked at")
         if isinstance(facts, str):
-            found.append(
-                finding(asked, endpoint, UNKNOWN, facts, fix=f"gpufleet hosts check {endpoint.host}")
-            )
+            found.append(asked.of(endpoint, UNKNOWN, facts, fix=f"gpufleet hosts check {endpoint.host}"))
         elif isinstance(facts.containers, Unknown):
             found.append(
-                finding(
-                    asked, endpoint, UNKNOWN, f"its containers could not be read: {facts.containers.reason}"
-                )
+                asked.of(endpoint, UNKNOWN, f"its containers could not be read: {facts.containers.reason}")
             )
         else:
             one = container_of(asked, endpoint, facts.containers.value)
             if one is not None:
                 ours.add(one.id)
             found += of_replica(
-                asked, endpoint, one, facts, seen.inside.get(endpoint.host, "it was not asked")
+                asked,
+                endpoint,
+                one,
+                facts,
+                inside=seen.inside.get(endpoint.host, "it was not asked"),
+                adapters=seen.adapters.get(endpoint.replica, "it was not asked"),
             )
     found += _boots(asked, seen)
     found += _images(asked, seen, ours)
     found += _strangers(asked, seen, ours)
     found += _routes(asked, seen.route)
     return tuple(found)
-
-
-def at(  # a finding has that many parts
-    asked: Asked,
-    host: str,
-    replica: str,
-    code: str,
-    message: str,
-    *,
-    want: str = "",
-    have: str = "",
-    fix: str = "",
-) -> Finding:
-    """A finding that is about a host, or about the pool as a whole when `host` is empty."""
-    return Finding(
-        pool=asked.pool,
-        host=host,
-        replica=replica,
-        code=code,
-        message=message,
-        asked=want,
-        seen=have,
-        fix=fix,
-    )
 
 
 def _boots(asked: Asked, seen: Seen) -> Iterator[Finding]:
@@ -82,11 +59,11 @@ def _boots(asked: Asked, seen: Seen) -> Iterator[Finding]:
             continue
         match facts.boot_id:
             case Unknown(reason):
-                yield at(asked, host, "", UNKNOWN, f"its boot id could not be read: {reason}")
+                yield asked.at(host, "", UNKNOWN, f"its boot id could not be read: {reason}")
             case Known(now) if now != boot:
                 fix = f"when all else is as asked: gpufleet pool drift {asked.pool} --accept-boots"
                 message = "the host was booted since the deploy"
-                yield at(asked, host, "", "booted", message, want=boot, have=now, fix=fix)
+                yield asked.at(host, "", "booted", message, want=boot, have=now, fix=fix)
             case _:
                 pass
 
@@ -116,7 +93,7 @@ def _images(asked: Asked, seen: Seen, ours: set[str]) -> Iterator[Finding]:
         if message:
             fix = "name the image by its digest: NAME@sha256:..."
             replica = one.labels.get(f"{LABEL}.replica", "")
-            yield at(asked, host, replica, "image-digest", message, want=other, have=mine, fix=fix)
+            yield asked.at(host, replica, "image-digest", message, want=other, have=mine, fix=fix)
 
 
 def _bare(image: str) -> str:
@@ -145,7 +122,7 @@ def _strangers(asked: Asked, seen: Seen, ours: set[str]) -> Iterator[Finding]:
                 message = f"container {one.name} holds {', '.join(one.devices)} and is not gpufleet's"
             else:
                 continue
-            yield at(asked, host, replica, code, message, want="none", have=have, fix=fix)
+            yield asked.at(host, replica, code, message, want="none", have=have, fix=fix)
 
 
 def _routes(asked: Asked, seen: PoolRoute | None) -> Iterator[Finding]:
@@ -153,7 +130,7 @@ def _routes(asked: Asked, seen: PoolRoute | None) -> Iterator[Finding]:
 
     def wrong(replica: str, message: str, want: str, have: str) -> Finding:
         host, fix = replica.rpartition("/")[0], f"gpufleet pool deploy {asked.pool}"
-        return at(asked, host, replica, "routes", message, want=want, have=have, fix=fix)
+        return asked.at(host, replica, "routes", message, want=want, have=have, fix=fix)
 
     if seen is None:
         if asked.route.endpoints:

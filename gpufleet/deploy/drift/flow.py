@@ -8,18 +8,20 @@ from dataclasses import dataclass
 import msgspec
 
 from gpufleet.change.reach import Reach
+from gpufleet.deploy.adapters_asked import asked, members_of
 from gpufleet.deploy.commands import Dialect
 from gpufleet.deploy.drift.compare import compare
 from gpufleet.deploy.drift.inside import HostInside, look, parse
 from gpufleet.deploy.drift.model import BLIND, UNKNOWN, Asked, Finding, Seen
 from gpufleet.deploy.tools import Tools
+from gpufleet.engine.adapters import Loaded
 from gpufleet.errors import UsageError
 from gpufleet.hosts.gather import gather
 from gpufleet.hosts.model import HostFacts, Known, Unknown
 from gpufleet.inventory.model import Host
-from gpufleet.names import HostName, PoolName
+from gpufleet.names import HostName, PoolName, ReplicaId
 from gpufleet.pools import membership
-from gpufleet.pools.model import Endpoint
+from gpufleet.pools.model import Endpoint, Pool
 from gpufleet.pools.record import PoolRecord, endpoints_of, pool_of
 from gpufleet.pools.routes import PoolRoute
 from gpufleet.remote.fanout import fanout
@@ -90,6 +92,7 @@ def _one(
             endpoints=endpoints,
             boots=record.boots,
             route=membership.route(pool, endpoints, key=None, health="", metrics=""),
+            lora=pool.lora if pool.takes_adapters else None,
         ),
         Seen(
             hosts=seen,
@@ -97,6 +100,7 @@ def _one(
             route=_without_keys(served),
             others=_adopted_elsewhere(tools, name),
             pools=frozenset(tools.store.names()),
+            adapters=_adapters(tools, pool, endpoints, seen),
         ),
     )
     return Drifted(
@@ -162,6 +166,15 @@ def _inside(
         host: answer if isinstance(answer, HostInside | str) else answer.summary
         for host, answer in answers.items()
     }
+
+
+def _adapters(
+    tools: Tools, pool: Pool, endpoints: Sequence[Endpoint], hosts: Mapping[HostName, HostFacts | str]
+) -> Mapping[ReplicaId, tuple[Loaded, ...] | str]:
+    """Which adapters the running members have; nobody is asked when the pool takes none."""
+    facts = {name: host for name, host in hosts.items() if isinstance(host, HostFacts)}
+    there = [one for one in endpoints if one.host in facts] if pool.takes_adapters else []
+    return asked(tools, members_of(tools, pool.name, there, facts)[0])
 
 
 def accept_boots(tools: Tools, drifted: Drifted) -> bool:
