@@ -11,10 +11,10 @@ from gpufleet.lab.containers.cli import container_program
 from gpufleet.lab.containers.model import Container, Daemon, Registry
 from gpufleet.lab.containers.simcontainer import ContainerEngine
 from gpufleet.lab.faults import LINK, Fault, Kind
-from gpufleet.lab.gpus import kernel_files, mishaps
+from gpufleet.lab.gpus import cdi, kernel_files, mishaps
 from gpufleet.lab.gpus.boards import BOARDS
 from gpufleet.lab.gpus.simgpu import GpuSet, Holder, SimGpu, make_gpus
-from gpufleet.lab.gpus.smi_cli import ctk_program, smi_program
+from gpufleet.lab.gpus.smi_cli import smi_program
 from gpufleet.lab.network import Network
 from gpufleet.lab.programs import install
 from gpufleet.lab.shell.call import Call, Program
@@ -198,13 +198,15 @@ def _lab_host(
     programs = {wish.runtime: container_program(containers), "curl": curl_program(network)}
     network.join(host, containers, engines)
     if gpus.gpus:
-        programs["nvidia-smi"] = smi_program(gpus)
+        programs["nvidia-smi"] = kernel_files.shown(smi_program(gpus), gpus)
         programs["nvidia-modprobe"] = kernel_files.node_program()
         programs["modprobe"] = kernel_files.modprobe_program()
         host.fs.write("/proc/driver/nvidia/version", f"NVRM version: {wish.driver}\n".encode())
         kernel_files.furnish(host, gpus)
     if gpus.gpus and wish.toolkit:
-        programs["nvidia-ctk"] = ctk_program(gpus)
+        programs["nvidia-ctk"] = cdi.ctk_program(gpus)
+        containers.cdi = lambda: cdi.named(host)
+        cdi.begin(host, gpus)
         host.fs.write("/usr/bin/nvidia-container-runtime-hook", b"", mode=0o755)
     host.fs.write("/run/docker.pid", b"900\n")
     lab = LabHost(wish=wish, host=host, containers=containers, gpus=gpus)

@@ -14,9 +14,15 @@ if TYPE_CHECKING:
 def check_devices(engine: ContainerEngine, container: Container) -> None:
     wish = container.wish
     known = engine.gpus()
+    described = set(engine.cdi()) if wish.cdi else set()
     for name in wish.cdi:
-        if name not in {"all", *known}:
+        if name not in described:
             raise Refused(_cdi_text(engine.kind, name), 126 if engine.kind == "podman" else 125)
+        if name not in {"all", *known}:  # described once, and gone since
+            raise Refused(
+                f"error gathering device information while adding custom device {name}: no such file or directory",
+                125,
+            )
     if not (wish.devices or wish.gpu_count):
         return
     if not engine.gpu_hook:

@@ -8,7 +8,7 @@ looks sees the world as it would have become. Texts and exit statuses of refusal
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from datetime import timedelta
 from hashlib import sha256
@@ -52,6 +52,8 @@ class ContainerEngine:
         """Ids that may be given to containers (UUIDs and indexes of GPUs and slices)."""
         self.smi_inside: Callable[[frozenset[str]], Program] | None = None
         """nvidia-smi as a container with these devices has it; None where there is no GPU."""
+        self.cdi: Callable[[], Iterable[str]] = tuple
+        """Names that the CDI specifications give."""
         self.nodes: Callable[[Container], list[str]] = lambda _container: []
         """Device files that the process of a container has open."""
         self.gpu_hook = True

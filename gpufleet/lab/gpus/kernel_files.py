@@ -68,7 +68,15 @@ def furnish(host: SimHost, devices: GpuSet) -> Modules:
     for name in ("nvidiactl", "nvidia-uvm", "nvidia-caps/nvidia-cap1", "nvidia-caps/nvidia-cap2"):
         host.fs.write(f"/dev/{name}", b"", mode=0o666)
     devices.kept_open = lambda gpu: _kept_open(host, gpu)
+    show_capabilities(host, devices)
+    make_nodes(host, devices)
+    host.on_boot.append(lambda: _boot(host, devices))
     return modules
+
+
+def _boot(host: SimHost, devices: GpuSet) -> None:
+    forget_nodes(host)
+    show_capabilities(host, devices)
 
 
 def _kept_open(host: SimHost, gpu: SimGpu) -> bool:
@@ -185,6 +193,38 @@ def make_nodes(host: SimHost, devices: GpuSet) -> None:
             make_node(host, capability(gpu.index, one.gi))
             if one.ci is not None:
                 make_node(host, capability(gpu.index, one.gi, one.ci))
+
+
+def shown(program: Program, devices: GpuSet) -> Program:
+    """nvidia-smi, after which the kernel shows the instances that are there; `-L` by root makes their device files."""
+
+    def run(call: Call) -> int:
+        status = program(call)
+        show_capabilities(call.host, devices)
+        if call.user == "root" and call.arguments == ["-L"]:
+            make_nodes(call.host, devices)
+        return status
+
+    return run
+
+
+def show_capabilities(host: SimHost, devices: GpuSet) -> None:
+    """The folders under /proc/driver/nvidia/capabilities: one an instance that is there."""
+    for gpu in devices.gpus:
+        top = f"{CAPABILITIES}/gpu{gpu.index}/mig"
+        host.fs.make_directories(top)
+        host.fs.remove_tree(top)
+        host.fs.mkdir(top)
+        for one in gpu.instances:
+            _capability_file(host, f"{top}/gi{one.gi}/access", capability(gpu.index, one.gi))
+            if one.ci is not None:
+                place = f"{top}/gi{one.gi}/ci{one.ci}/access"
+                _capability_file(host, place, capability(gpu.index, one.gi, one.ci))
+
+
+def _capability_file(host: SimHost, place: str, number: int) -> None:
+    text = f"DeviceFileMinor: {number}\nDeviceFileMode: 256\nDeviceFileModify: 1\n"
+    host.fs.write(place, text.encode(), mode=0o444)
 
 
 def forget_nodes(host: SimHost) -> None:

@@ -1,4 +1,4 @@
-"""`nvidia-smi` and `nvidia-ctk` as programs of a simulated host. Errors go to standard output, as there."""
+"""`nvidia-smi` as a program of a simulated host. Errors go to standard output, as there."""
 
 from __future__ import annotations
 
@@ -270,21 +270,3 @@ _NOUNS = {
     "-lgi": "GPU instances",
     "-lci": "compute instances",
 }
-
-
-def ctk_program(devices: GpuSet, version: str = "1.17.8") -> Program:
-    """nvidia-ctk: its version, and `cdi list`."""
-
-    def program(call: Console) -> int:
-        words = call.arguments
-        if words == ["--version"]:
-            call.say(f"NVIDIA Container Toolkit CLI version {version}", "commit: lab")
-            return 0
-        if words[:2] == ["cdi", "list"]:
-            names = [name for name in devices.names() if name[0].isdigit() or "-" in name]
-            call.complain(f'time="lab" level=info msg="Found {len(names) + 1} CDI devices"', 0)
-            call.say(*(f"nvidia.com/gpu={name}" for name in (*names, "all")))
-            return 0
-        raise Unsupported(f"nvidia-ctk {' '.join(words)}")
-
-    return program
