@@ -125,7 +125,9 @@ class RawClient:
         self.sock.sendall(content)
 
     def ask(self, body: object, path: str = CHAT, fields: bytes = b"") -> None:
-        content = json.dumps(body).encode()
+        self.ask_raw(json.dumps(body).encode(), path, fields)
+
+    def ask_raw(self, content: bytes, path: str = CHAT, fields: bytes = b"") -> None:
         self.send(
             b"POST %s HTTP/1.1\r\nHost: p\r\nContent-Type: application/json\r\n%sContent-Length: %d\r\n\r\n%s"
             % (path.encode(), fields, len(content), content)
@@ -140,6 +142,20 @@ class RawClient:
             self.received += piece
         found, _, self.received = self.received.partition(mark)
         return found + mark
+
+    def exactly(self, size: int) -> bytes:
+        """The next `size` bytes."""
+        pieces = [self.received]
+        missing = size - len(self.received)
+        while missing > 0:
+            piece = self.sock.recv(262144)
+            if not piece:
+                raise AssertionError(f"closed {missing} bytes early")
+            pieces.append(piece)
+            missing -= len(piece)
+        whole = b"".join(pieces)
+        self.received = whole[size:]
+        return whole[:size]
 
     def rest(self) -> bytes:
         """Everything until the proxy closes."""

@@ -2,6 +2,7 @@
 
     READING --head and body whole--> BUSY (an exchange) --last byte--> READING
     READING --refused--> answered; READING when the body is here, else LINGERING --client closes, time--> closed
+    READING --a large body is announced--> UPLOAD (`upload` reads it) --last byte--> BUSY
     any     --client leaves--> the exchange ends at once
 
 A client may send the next request before the answer to the last (pipelining): it waits here, up to one head's size;
@@ -12,35 +13,23 @@ because that is how a client's departure is seen.
 from __future__ import annotations
 
 import asyncio
-import re
 from typing import cast
 
 from gpufleet.proxy.decide.balance.api import RequestKey
+from gpufleet.proxy.run.admission import Asked, admit
 from gpufleet.proxy.run.catalogue import choose_pool, models_answer
 from gpufleet.proxy.run.request import Exchange
 from gpufleet.proxy.run.state import ProxyState
+from gpufleet.proxy.run.upload import UPLOAD_FROM, Upload, listen_by
 from gpufleet.proxy.run.upstream import no_delay
+from gpufleet.proxy.wire.answer import error_body, refusal_fields, write_answer
 from gpufleet.proxy.wire.chunked import ProtocolError
 from gpufleet.proxy.wire.heads import HEAD_LIMIT, RequestHead
 from gpufleet.proxy.wire.http1 import RequestReader
 from gpufleet.proxy.wire.openai import BodyUnreadable, peek
-from gpufleet.proxy.wire.paths import Place, Service, classify
-from gpufleet.proxy.wire.refusal import (
-    REASONS,
-    Refusal,
-    bad_body,
-    malformed,
-    method_not_allowed,
-    no_such_path,
-    no_such_pool,
-    not_implemented,
-    overloaded,
-    slow_client,
-    stopping,
-)
-from gpufleet.tokens.model import ANONYMOUS, Principal
+from gpufleet.proxy.wire.paths import Place, Service
+from gpufleet.proxy.wire.refusal import Refusal, bad_body, malformed, overloaded, slow_client
 
-_REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 _NOWHERE = Place(service=Service.UNKNOWN)
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
@@ -49,20 +38,18 @@ class ClientConnection(asyncio.Protocol):
     """See the module."""
 
     __slots__ = (
+        "_asked",
         "_began_at",
         "_exchange",
-        "_head",
         "_held",
         "_last_read_at",
         "_lingering",
         "_overrun",
         "_paused_at",
-        "_place",
-        "_principal",
         "_reader",
-        "_request_id",
         "_state",
         "_transport",
+        "_upload",
     )
 
     def __init__(self, state: ProxyState) -> None:
@@ -70,10 +57,8 @@ class ClientConnection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._reader = RequestReader(state.config.body_limit)
         self._exchange: Exchange | None = None
-        self._head: RequestHead | None = None
-        self._place = _NOWHERE
-        self._principal: Principal = ANONYMOUS
-        self._request_id = b""
+        self._asked: Asked | None = None
+        self._upload: Upload | None = None
         self._lingering = False
         self._overrun = False
         self._paused_at: float | None = None
@@ -139,15 +124,49 @@ class ClientConnection(asyncio.Protocol):
                 event = self._reader.next_event()
                 self._hold(self._reader.held)
                 if event is None:
-                    if self._held and self._state.buffered > self._state.config.buffered_limit:
-                        self._answer_and_linger(overloaded())
+                    self._refuse_too_much()
                     return
                 if isinstance(event, bytes):
-                    self._dispatch(event)
-                else:
-                    self._begin(event)
+                    self._dispatch(event, len(event))
+                elif self._begin(event) and self._reader.missing >= UPLOAD_FROM:
+                    self._receive(self._reader.missing)
+                    return
         except ProtocolError as error:
-            self._answer_and_linger(malformed(error.status, error.reason))
+            self._answer(malformed(error.status, error.reason), linger=True)
+
+    def _refuse_too_much(self) -> None:
+        if self._held and self._state.buffered > self._state.config.buffered_limit:
+            self._answer(overloaded(), linger=True)
+
+    # --- a large body (upload.Uploader) --------------------------------------------------------------------------
+
+    def _receive(self, missing: int) -> None:
+        """The body goes straight into its own buffer from here on."""
+        transport = self._transport
+        if transport is None:
+            return
+        start = self._reader.divert()
+        self._upload = Upload(self, self._state.bodies, len(start) + missing, start)
+        listen_by(transport, self._upload)
+
+    def upload_grew(self, received: int) -> None:
+        """More of it is here."""
+        self._last_read_at = self._state.loop.time()
+        self._hold(received)
+        self._refuse_too_much()
+
+    def upload_complete(self, buffer: bytearray, size: int) -> None:
+        """All of it."""
+        self._last_read_at = self._state.loop.time()
+        self._end_upload()
+        self._reader.diverted()
+        self._hold(0)
+        self._dispatch(buffer, size)
+
+    def _end_upload(self) -> None:
+        if self._upload is not None and self._transport is not None:
+            listen_by(self._transport, self)
+        self._upload = None
 
     def _hold(self, held: int) -> None:
         self._state.buffered += held - self._held
@@ -164,50 +183,29 @@ class ClientConnection(asyncio.Protocol):
             and not transport.is_closing()
         )
 
-    def _begin(self, head: RequestHead) -> None:
-        """A head is here: everything that can be refused without the body is refused now."""
-        self._head = head
-        given = head.fields.get(b"x-request-id")
-        self._request_id = given if given and _REQUEST_ID.fullmatch(given) else self._state.new_request_id()
-        refusal = self._gate(head)
+    def _begin(self, head: RequestHead) -> bool:
+        """A head is here: everything that can be refused without the body is refused now; True when nothing was."""
+        self._asked = asked = admit(self._state, head, self._state.buffered - self._held)
+        refusal = asked.refusal
         if refusal is not None:
             comes = head.length == 0 or not head.expects_continue
             if comes and self._reader.next_event() is not None:
                 self._answer(refusal)
             else:
-                self._answer_and_linger(refusal)
-        elif head.expects_continue and (head.length or 0) <= self._state.config.body_limit:
+                self._answer(refusal, linger=True)
+            return False
+        if head.expects_continue and (head.length or 0) <= self._state.config.body_limit:
             self.write(_CONTINUE)
+        return True
 
-    def _gate(self, head: RequestHead) -> Refusal | None:
-        path = head.target.split(b"?", 1)[0].decode("ascii")
-        self._place = place = classify(path)
-        if self._state.stopping:
-            return stopping()
-        identified = self._state.directory.identify(head.fields, self._state.wall)
-        if isinstance(identified, Refusal):
-            return identified
-        self._principal = identified
-        if place.service is Service.UNKNOWN:
-            return no_such_path()
-        if place.service is Service.NOT_YET:
-            return not_implemented(place.path)
-        if head.method != place.method and (head.method, place.method) != ("HEAD", "GET"):
-            return method_not_allowed(place.method)
-        if place.pool is not None and place.pool not in self._state.fleet.table.pools:
-            return no_such_pool(place.pool)
-        if self._state.buffered - self._held + (head.length or 0) > self._state.config.buffered_limit:
-            return overloaded()
-        return None
-
-    def _dispatch(self, body: bytes) -> None:
-        """A request is whole."""
-        head = self._head
-        if head is None:  # for the type checker: a body follows a head
+    def _dispatch(self, body: bytes | bytearray, size: int) -> None:
+        """A request is whole: its body is the first `size` bytes."""
+        asked = self._asked
+        if asked is None:  # for the type checker: a body follows a head
             return
-        if self._place.service is not Service.RELAY:
-            table, created = self._state.fleet.table, int(self._state.started)
-            page = models_answer(table, self._place, self._principal, created)
+        table, head, place = self._state.fleet.table, asked.head, asked.place
+        if place.service is not Service.RELAY:
+            page = models_answer(table, place, asked.principal, int(self._state.started))
             if isinstance(page, Refusal):
                 self._answer(page)
             else:
@@ -215,11 +213,11 @@ class ClientConnection(asyncio.Protocol):
                 self._write_answer(200, page, persistent=self._may_stay())
             return
         try:
-            peeked = peek(body, head.fields.get(b"content-type", b""))
+            peeked = peek(body, head.fields.get(b"content-type", b""), size)
         except BodyUnreadable as error:
             self._answer(bad_body(str(error)))
             return
-        pool = choose_pool(self._state.fleet.table, self._place, self._principal, peeked.model)
+        pool = choose_pool(table, place, asked.principal, peeked.model)
         if isinstance(pool, Refusal):
             self._answer(pool)
             return
@@ -229,25 +227,24 @@ class ClientConnection(asyncio.Protocol):
             self,
             head,
             body,
+            size,
             pool=pool,
-            target=self._place.path.encode() + query[1] + query[2],
-            path=self._place.path,
+            target=place.path.encode() + query[1] + query[2],
+            path=place.path,
             stream=bool(peeked.stream),
-            request_id=self._request_id,
+            request_id=asked.request_id,
         )
         self._exchange = exchange
         exchange.start(RequestKey(model=peeked.model or ""))
 
     # --- answers of our own --------------------------------------------------------------------------------------
 
-    def _answer(self, refusal: Refusal) -> None:
+    def _answer(self, refusal: Refusal, *, linger: bool = False) -> None:
+        """`linger` while the client is still sending: closing at once would reset the answer away."""
         self._count(refusal.status)
-        self._write_answer(refusal.status, refusal.body(), persistent=self._may_stay(), refusal=refusal)
-
-    def _answer_and_linger(self, refusal: Refusal) -> None:
-        """Answer while the client is still sending: closing at once would reset the answer away."""
-        self._count(refusal.status)
-        self._write_answer(refusal.status, refusal.body(), persistent=False, refusal=refusal, linger=True)
+        persistent = not linger and self._may_stay()
+        body = error_body(refusal, self._place.path)
+        self._write_answer(refusal.status, body, persistent=persistent, refusal=refusal, linger=linger)
 
     def _count(self, status: int) -> None:
         pool = self._place.pool
@@ -257,8 +254,8 @@ class ClientConnection(asyncio.Protocol):
 
     def _may_stay(self) -> bool:
         return (
-            self._head is not None
-            and self._head.persistent
+            self._asked is not None
+            and self._asked.head.persistent
             and not self._overrun
             and not self._state.stopping
         )
@@ -273,25 +270,22 @@ class ClientConnection(asyncio.Protocol):
         linger: bool = False,
         pool: bytes = b"",
     ) -> None:
-        if not self._request_id:
-            self._request_id = self._state.new_request_id()
-        extra = pool
-        if refusal is not None and refusal.retry_after is not None:
-            extra += b"Retry-After: %d\r\n" % refusal.retry_after
-        if status == 401:
-            extra += b"WWW-Authenticate: Bearer\r\n"
-        elif status == 405:
-            extra += b"Allow: %s\r\n" % self._place.method.encode()
-        if not persistent:
-            extra += b"Connection: close\r\n"
+        asked = self._asked
+        fields = pool if refusal is None else pool + refusal_fields(refusal, self._place.method)
         self.write(
-            b"HTTP/1.1 %d %s\r\nContent-Type: application/json\r\nContent-Length: %d\r\nx-request-id: %s\r\n%s\r\n"
-            % (status, REASONS.get(status, b""), len(body), self._request_id, extra)
-            + (b"" if self._head is not None and self._head.method == "HEAD" else body)
+            write_answer(
+                status,
+                body,
+                request_id=asked.request_id if asked is not None else self._state.new_request_id(),
+                fields=fields,
+                persistent=persistent,
+                head_only=asked is not None and asked.head.method == "HEAD",
+            )
         )
         if linger:
             self._lingering = True
             self._hold(0)
+            self._end_upload()
             self._reader = RequestReader(self._state.config.body_limit)
             self._last_read_at = self._state.loop.time()
             if self._transport is not None and self._transport.can_write_eof():
@@ -304,7 +298,11 @@ class ClientConnection(asyncio.Protocol):
     def _forget(self) -> None:
         """What is answered next is another request: nothing of this one may stand in its answer."""
         if not self._reader.in_body:
-            self._head, self._request_id, self._place = None, b"", _NOWHERE
+            self._asked = None
+
+    @property
+    def _place(self) -> Place:
+        return self._asked.place if self._asked is not None else _NOWHERE
 
     def _close(self) -> None:
         if self._transport is not None:
@@ -321,7 +319,13 @@ class ClientConnection(asyncio.Protocol):
         """Nothing of an answer was written yet."""
         self._exchange = None
         persistent = self._may_stay()
-        self._write_answer(refusal.status, refusal.body(), persistent=persistent, refusal=refusal, pool=pool)
+        self._write_answer(
+            refusal.status,
+            error_body(refusal, self._place.path),
+            persistent=persistent,
+            refusal=refusal,
+            pool=pool,
+        )
         if persistent:
             self._next()
 
@@ -384,4 +388,4 @@ class ClientConnection(asyncio.Protocol):
         elif quiet > limits.head or now - self._began_at > (
             limits.total if self._reader.in_body else limits.head
         ):
-            self._answer_and_linger(slow_client())
+            self._answer(slow_client(), linger=True)

@@ -17,14 +17,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from enum import Enum, auto
-from typing import Protocol
 
 from gpufleet.proxy.decide.balance.api import RequestKey
 from gpufleet.proxy.decide.deadline import overdue
 from gpufleet.proxy.decide.health import Observation
 from gpufleet.proxy.decide.retry import RETRIED_STATUSES, Failure, Next, decide
 from gpufleet.proxy.run.fleet import LivePool, Seat
-from gpufleet.proxy.run.state import ProxyState
+from gpufleet.proxy.run.state import Downstream, ProxyState
 from gpufleet.proxy.run.upstream import UpstreamConnection
 from gpufleet.proxy.wire.chunked import ProtocolError
 from gpufleet.proxy.wire.heads import (
@@ -39,26 +38,6 @@ from gpufleet.proxy.wire.refusal import Refusal, no_healthy_members, upstream_fa
 
 CLIENT_GONE = "499"
 _FILLER_LIMIT = 64 * 1024
-
-
-class Downstream(Protocol):
-    """The client's side, as an exchange needs it."""
-
-    def write(self, content: bytes) -> None:
-        """Bytes for the client."""
-        ...
-
-    def answer(self, refusal: Refusal, pool: bytes) -> None:
-        """An answer of our own; nothing was written yet."""
-        ...
-
-    def finished(self, *, persistent: bool) -> None:
-        """The answer is whole; `persistent` False: close behind it."""
-        ...
-
-    def cut(self, *, hard: bool) -> None:
-        """The answer cannot be made whole: close so that the client sees it. `hard`: by a reset."""
-        ...
 
 
 class _Phase(Enum):
@@ -90,6 +69,7 @@ class Exchange:
         "_request_id",
         "_response",
         "_seat",
+        "_size",
         "_started_at",
         "_state",
         "_stream",
@@ -102,7 +82,8 @@ class Exchange:
         state: ProxyState,
         client: Downstream,
         head: RequestHead,
-        body: bytes,
+        body: bytes | bytearray,
+        size: int,
         *,
         pool: LivePool,
         target: bytes,
@@ -114,6 +95,7 @@ class Exchange:
         self._client = client
         self._head = head
         self._body = body
+        self._size = size
         self._pool = pool
         self._target = target
         self._path = path
@@ -132,7 +114,7 @@ class Exchange:
         self._started_at = self._last_byte_at = state.loop.time()
         self._first_byte_at: float | None = None
         state.in_flight += 1
-        state.buffered += len(body)
+        state.buffered += size
 
     def start(self, key: RequestKey) -> None:
         """Choose a member and send."""
@@ -179,8 +161,10 @@ class Exchange:
         head = self._head
         member = seat.member
         fields = b"Host: %s\r\nX-Request-Id: %s\r\n%s" % (member.host_field, self._request_id, member.key)
+        body, size = self._body, self._size
         connection.send(
-            write_request_head(head, self._target, fields=fields, length=len(self._body)), self._body
+            write_request_head(head, self._target, fields=fields, length=size),
+            body if isinstance(body, bytes) else memoryview(body)[:size],
         )
 
     def on_connect_failed(self, reason: str) -> None:
@@ -202,13 +186,19 @@ class Exchange:
             return
         self._response = head
         self._phase = _Phase.RELAYING
-        self._state.buffered -= len(self._body)
-        self._body = b""
+        self._forget_body()
         content = self._answer_head(head, seat)
         if body or connection.reader.complete:
             self._relay(connection, content, body)
         else:
             self._client.write(content)
+
+    def _forget_body(self) -> None:
+        body, self._body = self._body, b""
+        self._state.buffered -= self._size
+        self._size = 0
+        if isinstance(body, bytearray) and self._connection is not None and self._connection.flushed:
+            self._state.bodies.give_back(body)
 
     def on_body(self, received: bytes) -> None:
         connection = self._connection
@@ -372,8 +362,7 @@ class Exchange:
         self._release()
         state = self._state
         state.in_flight -= 1
-        state.buffered -= len(self._body)
-        self._body = b""
+        self._forget_body()
         metrics = state.metrics
         metrics.requests.add((self._pool.name, self._seat.id if self._seat else "", code))
         metrics.duration.observe(state.loop.time() - self._started_at, (self._pool.name,))

@@ -14,6 +14,8 @@ from gpufleet.proxy.decide.auth import Directory
 from gpufleet.proxy.decide.balance.api import Dice
 from gpufleet.proxy.decide.metrics import ProxyMetrics
 from gpufleet.proxy.run.fleet import Fleet
+from gpufleet.proxy.run.upload import BodyBuffers
+from gpufleet.proxy.wire.refusal import Refusal
 
 
 class Connected(Protocol):
@@ -37,12 +39,33 @@ class Client(Connected, Protocol):
         ...
 
 
+class Downstream(Protocol):
+    """The client's side, as an exchange needs it."""
+
+    def write(self, content: bytes) -> None:
+        """Bytes for the client."""
+        ...
+
+    def answer(self, refusal: Refusal, pool: bytes) -> None:
+        """An answer of our own; nothing was written yet."""
+        ...
+
+    def finished(self, *, persistent: bool) -> None:
+        """The answer is whole; `persistent` False: close behind it."""
+        ...
+
+    def cut(self, *, hard: bool) -> None:
+        """The answer cannot be made whole: close so that the client sees it. `hard`: by a reset."""
+        ...
+
+
 class ProxyState:
     """One a process; lives on the loop's thread alone."""
 
     __slots__ = (
         "_numbers",
         "_prefix",
+        "bodies",
         "buffered",
         "clients",
         "config",
@@ -70,6 +93,7 @@ class ProxyState:
         """Connections to the admin address."""
         self.in_flight = 0
         """Requests between dispatch and last byte."""
+        self.bodies = BodyBuffers()
         self.buffered = 0
         """Bytes of their bodies, and of those that are on their way to us."""
         self.stopping = False

@@ -79,7 +79,7 @@ class UpstreamConnection(asyncio.Protocol):
         self.transport = cast("asyncio.Transport", transport)
         self.owner.open.add(self)
 
-    def send(self, head: bytes, body: bytes) -> None:
+    def send(self, head: bytes, body: bytes | memoryview) -> None:
         """One request. The body is in memory already and bounded, so nothing waits for the socket."""
         transport = self.transport
         if transport is None:
@@ -91,6 +91,11 @@ class UpstreamConnection(asyncio.Protocol):
         else:
             transport.write(head)
             transport.write(body)
+
+    @property
+    def flushed(self) -> bool:
+        """Nothing of the request waits for the socket."""
+        return self.transport is not None and self.transport.get_write_buffer_size() == 0
 
     def data_received(self, data: bytes) -> None:
         exchange = self.exchange

@@ -94,6 +94,24 @@ class RequestReader:
             return self._read_chunks()
         return self._read_length(self._head.length)
 
+    @property
+    def missing(self) -> int:
+        """Bytes that a body with a length still lacks; 0 for one in chunks, and for one that is over the limit."""
+        head = self._head
+        if head is None or head.length is None or head.length > self._body_limit:
+            return 0
+        return max(0, self._missing - len(self._buffer))
+
+    def divert(self) -> bytes:
+        """What is here of the body of the last head. The caller reads the rest by itself and says `diverted` then."""
+        start = b"".join((*self._parts, self._buffer))
+        self._parts, self._buffer = [], b""
+        return start
+
+    def diverted(self) -> None:
+        """The body is whole; a head is next."""
+        self._head = None
+
     def _read_head(self) -> RequestHead | None:
         buffer = self._buffer
         empty = _EMPTY_LINES.match(buffer)  # ignored before a request (RFC 9112 2.2), however they arrive

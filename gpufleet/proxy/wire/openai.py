@@ -11,6 +11,7 @@ from collections.abc import Iterable
 import msgspec
 
 from gpufleet.proxy.wire.refusal import Refusal
+from gpufleet.proxy.wire.skim import STAND_IN, skim
 
 
 class Peek(msgspec.Struct, frozen=True, gc=False):
@@ -37,33 +38,38 @@ _PART_LIMIT = 1000
 _FIELD_LIMIT = 512
 
 
-def peek(body: bytes, content_type: bytes) -> Peek:
-    """`model` and `stream` of a JSON or multipart request. Raises `BodyUnreadable`."""
+def peek(body: bytes | bytearray, content_type: bytes, size: int | None = None) -> Peek:
+    """`model` and `stream` of a JSON or multipart request: the first `size` bytes. Raises `BodyUnreadable`."""
+    if size is None:
+        size = len(body)
     if content_type[:19].lower() == b"multipart/form-data":
-        return _peek_multipart(body, content_type)
-    if not body:
+        return _peek_multipart(body, size, content_type)
+    if not size:
         return Peek()
     try:
-        return _DECODER.decode(body)
+        peeked = _DECODER.decode(skim(body, size))
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise BodyUnreadable(f"the body is not a JSON request: {error}") from None
+    if peeked.model == STAND_IN:
+        raise BodyUnreadable("the name of the model is too long")
+    return peeked
 
 
-def _peek_multipart(body: bytes, content_type: bytes) -> Peek:
+def _peek_multipart(body: bytes | bytearray, size: int, content_type: bytes) -> Peek:
     """Strict, since a part that the engine reads otherwise than we do would get past what a token may use."""
     match = _BOUNDARY.search(content_type)
     if match is None or content_type.lower().count(b"boundary=") > 1:
         raise BodyUnreadable("the multipart body has no boundary, or two")
     marker = b"\r\n--" + (match[1] or match[2])
     found: dict[bytes, str] = {}
-    position = 0 if body.startswith(marker[2:]) else body.find(marker)
+    position = 0 if body.startswith(marker[2:]) else body.find(marker, 0, size)
     parts = 0
-    while position >= 0 and (end := body.find(marker, position + 2)) >= 0:
+    while position >= 0 and (end := body.find(marker, position + 2, size)) >= 0:
         parts += 1
         if parts > _PART_LIMIT:
             raise BodyUnreadable(f"the multipart body has more than {_PART_LIMIT} parts")
         start = body.find(b"\r\n\r\n", position, end)
-        name = _part_name(body[position : start + 4])
+        name = _part_name(bytes(body[position : start + 4]))
         if name in {b"model", b"stream"}:
             if name in found or end - start - 4 > _FIELD_LIMIT:
                 raise BodyUnreadable(f"the part `{name.decode()}` stands twice or is too long")
