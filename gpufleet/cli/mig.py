@@ -146,7 +146,7 @@ def _plan_offline(geometry: Geometry, layout: str) -> None:
     if geometry.guessed:
         note(f"nobody has printed the placements of {geometry.board} yet: the host's own tables decide")
     fields = {"model": geometry.board, **mig_look.parts(change)}
-    fields |= {"mode_change": None, "needs_reset": None, "containers": [], "commands": []}
+    fields |= {"mode_change": None, "needs_reset": None, "containers": [], "resting": [], "commands": []}
     text = mig_text.change(geometry.board, geometry.slots, (), change, None)
     raise finish(Answer(command="mig plan", outcome=mig_look.outcome(change), fields=fields, text=text))
 
@@ -172,6 +172,7 @@ def _plan_seen(found: Look, layout: str, add: str) -> None:
         "mode_change": ahead.mode_change,
         "needs_reset": ahead.needs_reset,
         "containers": list(ahead.containers),
+        "resting": list(ahead.resting),
         "processes": list(ahead.processes),
         "commands": [list(words) for words in ahead.lines],
     }

@@ -204,11 +204,13 @@ def layout(seen: SeenGpu) -> dict[str, object]:
                 "ci": list(each.cis),
                 "uuids": list(each.uuids),
                 "containers": list(each.containers),
+                "resting": list(each.resting),
                 "processes": list(each.processes),
             }
             for each in seen.slices
         ],
         "containers": list(seen.whole),
+        "resting": list(seen.resting),
     }
 
 

@@ -36,11 +36,13 @@ def shown(host: str, seen: SeenGpu) -> str:
     lines.append(f"  {picture(seen.geometry.slots, seen.placed)}")
     for one in seen.slices:
         users = [*one.containers, *(f"pid {pid}" for pid in one.processes)]
+        users += [f"{name} (stopped)" for name in one.resting]
         what = ", ".join(users) if users else "nobody"
         if not one.uuids:
             what = "no compute instance: it takes room and serves nobody"
         lines.append(f"  {one.placed!s:<16} GPU instance {one.gi:<3} {what}")
     lines += [f"  the whole GPU: {name}" for name in seen.whole]
+    lines += [f"  the whole GPU: {name} (stopped)" for name in seen.resting]
     return "\n".join(lines)
 
 
@@ -66,6 +68,8 @@ def change(
         lines.append(f"  MIG is turned on{reset[outlook.needs_reset]}; everything on the GPU ends")
     if outlook.containers:
         lines.append(f"  stops   {', '.join(outlook.containers)}")
+    if outlook.resting:
+        lines.append(f"  cannot be started again: {', '.join(outlook.resting)} (stopped, made for what goes)")
     if outlook.processes:
         lines.append(f"  on slices that go: pid {', '.join(str(pid) for pid in outlook.processes)}")
     lines += [f"  $ {shlex.join(words)}" for words in outlook.lines]

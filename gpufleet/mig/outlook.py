@@ -23,6 +23,7 @@ class Outlook:
         needs_reset: the mode changes only with a reset of the GPU (Ampere; MIG user guide, "Enable MIG mode");
             None for a GPU of a generation that is not known.
         containers: names of those that lose their slice, or the GPU when its mode changes.
+        resting: names of stopped containers that were made for a slice that goes: they could not be started again.
         processes: pids on slices that go, whoever started them.
         lines: argument lists, one object each, in the order in which they would run.
     """
@@ -32,6 +33,7 @@ class Outlook:
     containers: tuple[str, ...]
     processes: tuple[int, ...]
     lines: tuple[tuple[str, ...], ...]
+    resting: tuple[str, ...] = ()
 
 
 def outlook(seen: SeenGpu, change: LayoutChange) -> Outlook:
@@ -45,12 +47,14 @@ def outlook(seen: SeenGpu, change: LayoutChange) -> Outlook:
         lines.append(commands.destroy_gpu_instance(target, one.gi))
     lines += [commands.create(target, placed) for placed in change.create]
     containers = {name for one in gone for name in one.containers} | set(seen.whole if mode_change else ())
+    resting = {name for one in gone for name in one.resting} | set(seen.resting if mode_change else ())
     return Outlook(
         mode_change=mode_change,
         needs_reset=_resets(seen.gpu.name) if mode_change else False,
         containers=tuple(sorted(containers)),
         processes=tuple(sorted({pid for one in gone for pid in one.processes})),
         lines=tuple(lines),
+        resting=tuple(sorted(resting)),
     )
 
 

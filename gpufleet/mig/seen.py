@@ -35,8 +35,9 @@ class SeenSlice:
         gi: GPU instance id, as the host gave it.
         cis: compute instance ids; none for an instance that only takes room.
         uuids: one a compute instance, in the order of `cis`.
-        containers: names of the containers bound to it.
+        containers: names of the containers bound to it that run.
         processes: pids on it.
+        resting: names of the containers bound to it that do not run: their next start needs this slice.
     """
 
     placed: Placed
@@ -46,11 +47,12 @@ class SeenSlice:
     memory_mib: Fact[int]
     containers: tuple[str, ...]
     processes: tuple[int, ...]
+    resting: tuple[str, ...] = ()
 
     @property
     def busy(self) -> bool:
-        """Whether somebody uses it."""
-        return bool(self.containers or self.processes)
+        """Whether somebody uses it, or is made for it."""
+        return bool(self.containers or self.processes or self.resting)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +61,7 @@ class SeenGpu:
 
     Attributes:
         on: whether MIG is on now; `pending` whether it will be after a reset.
-        whole: containers that hold the GPU as a whole.
+        whole: containers that hold the GPU as a whole; `resting` those that would once they are started.
     """
 
     gpu: GpuFact
@@ -68,6 +70,7 @@ class SeenGpu:
     on: bool
     pending: bool
     whole: tuple[str, ...]
+    resting: tuple[str, ...] = ()
 
     @property
     def placed(self) -> tuple[Placed, ...]:
@@ -132,11 +135,8 @@ def see(
             slices=found.value,
             on=current,
             pending=pending,
-            whole=tuple(
-                one.name
-                for one in users
-                if one.state in RUNNING and {"all", gpu.uuid, str(gpu.index)} & set(one.devices)
-            ),
+            whole=_bound(users, {"all", gpu.uuid, str(gpu.index)}, running=True),
+            resting=_bound(users, {"all", gpu.uuid, str(gpu.index)}, running=False),
         )
     )
 
@@ -168,15 +168,19 @@ def _slices(
                 cis=tuple(device.ci.value for device in members if isinstance(device.ci, Known)),
                 uuids=uuids,
                 memory_mib=members[0].memory_mib if members else Unknown("no compute instance shows it"),
-                containers=tuple(
-                    container.name
-                    for container in containers
-                    if container.state in RUNNING and names & set(container.devices)
-                ),
+                containers=_bound(containers, names, running=True),
+                resting=_bound(containers, names, running=False),
                 processes=_pids(gpu, one.gi),
             )
         )
     return Known(tuple(sorted(found, key=lambda one: one.placed)))
+
+
+def _bound(containers: Sequence[ContainerFact], names: set[str], *, running: bool) -> tuple[str, ...]:
+    """Names of the containers that were given one of these devices, those that run or those that do not."""
+    return tuple(
+        one.name for one in containers if (one.state in RUNNING) == running and names & set(one.devices)
+    )
 
 
 def _pids(gpu: GpuFact, gi: int) -> tuple[int, ...]:
