@@ -105,6 +105,22 @@ def test_tokens_of_values_that_nobody_reads_do_not_matter():
     assert patterns(["ControlPath ~/.ssh/%C\n"], lambda _name: []).signature("gpu-01") == ()
 
 
+@pytest.mark.parametrize("line", ["HostName 10.0.0.1", "HostName=10.0.0.1", "IdentityFile ~/.ssh/%h"])
+def test_a_block_of_one_host_leaves_the_others_alike(line):
+    found = patterns([f"Host gpu-01\n  {line}\nHost *\n  User ops\n"], lambda _name: [])
+    assert found.signature("gpu-01") is None
+    assert found.signature("gpu-02") == found.signature("10.0.0.1") == (False, True)
+
+
+def test_an_address_in_an_included_file_stays_with_its_block():
+    found = patterns(
+        ["Host gpu-*\nInclude extra\nHost web\n"], lambda _name: ["User ops\nHost gpu-01\nHostName a\n"]
+    )
+    assert found.signature("gpu-01") is None
+    assert found.signature("gpu-02") is not None
+    assert patterns(["Include extra\n"], lambda _name: ["HostName a\n"]).signature("web") is None
+
+
 @real_ssh
 def test_a_token_in_a_value_is_expanded_for_each_host(tmp_path):
     path = tmp_path / "config"
