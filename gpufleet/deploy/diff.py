@@ -28,7 +28,7 @@ def lines(plan: DeployPlan) -> tuple[str, ...]:
         f"  + {one.replica}  {slot_name(one.placed)}{_links(one.placed)}  {urls[one.replica]}"
         for one in plan.start
     ]
-    shown += [f"  {line}" for line in told(plan.memory)]
+    shown += [f"  {line}" for line in (*told(plan.memory), *plan.carried)]
     for one in plan.gone:
         how = (
             "stopped first, removed after the commit"

@@ -28,7 +28,7 @@ from gpufleet.deploy.plan import DeployPlan, Wish
 from gpufleet.deploy.replicas import Present, open_hosts, replicas_of
 from gpufleet.deploy.retire import copy_routes, retire, try_again
 from gpufleet.deploy.rows import explain, rows, served
-from gpufleet.deploy.staging.word import forget_word, keep_word
+from gpufleet.deploy.staging.word import forget_word, keep_word, new_word
 from gpufleet.deploy.survey import glance, preflight, survey
 from gpufleet.deploy.tools import (
     Done,
@@ -109,6 +109,9 @@ def prepare(
     stands(facts)
     preflight(chosen, facts)
     run = journal_file.new_run_id(tools.change.clock)
+    staging = staging_of(tools, pool, chosen, facts, run)
+    word = word_of(staging) or new_word(tools.change.state_dir, run)
+    image, carry = pin(tools, pool, chosen, facts, word=word, pulled=pulled)
     wish = Wish(
         pool=pool,
         run=run,
@@ -116,8 +119,9 @@ def prepare(
         engine=tools.engine,
         key=key,
         command=command,
-        staging=staging_of(tools, pool, chosen, facts, run),
-        image=pin(tools, pool, chosen, facts, pulled),
+        staging=staging,
+        image=image,
+        carry=carry,
         served=next((route for route in tools.store.routes().pools if route.name == pool.name), None),
         added=members.added(pool, facts, tools.inventory.hosts, record.endpoints_of(known) if known else ()),
     )
@@ -132,7 +136,7 @@ def prepare(
         facts=facts,
         routes_change=_routes_differ(tools, plan, key.reference),
         key=key,
-        word=word_of(wish.staging),
+        word=word if staging is not None or carry is not None else None,
         orphans=orphans_of(known, facts),
     )
 

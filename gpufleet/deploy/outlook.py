@@ -99,9 +99,9 @@ def ports(plan: DeployPlan) -> dict[str, list[int]]:
 
 
 def images(plan: DeployPlan) -> tuple[str, ...]:
-    """What is pulled, as it is named to the runtime."""
-    pulls = (step for step in plan.bring_up.steps if step.phase == "pull")
-    return tuple(dict.fromkeys(step.title.removeprefix("pull ") for step in pulls))
+    """What is pulled, or taken from another host, as it is named to the runtime."""
+    pulls = any(step.id.startswith("pull-") for step in plan.bring_up.steps)
+    return (plan.runs,) if pulls else ()
 
 
 @dataclass(frozen=True, slots=True)

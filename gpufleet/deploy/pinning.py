@@ -3,29 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import closing
+from dataclasses import replace
 
+from gpufleet.deploy.carrying import asked, carry_of
 from gpufleet.deploy.commands import Dialect
 from gpufleet.deploy.pin import Pin
 from gpufleet.deploy.staging import images
+from gpufleet.deploy.staging.carry import Carry
 from gpufleet.deploy.staging.images import ImageOnHost
+from gpufleet.deploy.staging.spots import spots_of
 from gpufleet.deploy.tools import Tools
-from gpufleet.errors import ErrorRow, FleetError, PreflightFailed
+from gpufleet.errors import ErrorRow, PreflightFailed
 from gpufleet.hosts.model import HostFacts, Known, Unknown
 from gpufleet.inventory.model import Host
 from gpufleet.names import HostName
 from gpufleet.pools.model import Pool
-from gpufleet.remote.command import Command
+from gpufleet.redact import Secret
 from gpufleet.remote.fanout import fanout
-from gpufleet.remote.result import Exit
 
 
 def pin(
-    tools: Tools, pool: Pool, hosts: Sequence[Host], facts: Mapping[HostName, HostFacts], pulled: str = ""
-) -> Pin:
+    tools: Tools,
+    pool: Pool,
+    hosts: Sequence[Host],
+    facts: Mapping[HostName, HostFacts],
+    *,
+    word: Secret[str],
+    pulled: str = "",
+) -> tuple[Pin, Carry | None]:
     """Resolve the tag of the pool's image, and check that every host that lacks the image has room for it.
 
-    `pulled` is what an earlier plan would have pulled: that stays, whatever the tag means by now.
+    `pulled` is what an earlier plan would have pulled: that stays, whatever the tag means by now. `word` opens a
+    host that gives the image to others, where no registry does.
 
     Raises:
         PreflightFailed: a host has no room; nothing was changed.
@@ -36,36 +45,64 @@ def pin(
         for host in hosts
         if isinstance(runtime := facts[host.name].runtime, Known)
     }
-    seen = fanout(
-        tuple(dialects),
-        lambda host: images.read_look(_ask(tools, host, images.look(dialects[host], written))),
-        forks=tools.change.forks,
-    )
-    there = {host: one for host, one in seen.items() if isinstance(one, ImageOnHost)}
+    there = _looked(tools, pulled or written, dialects)
     _room(there, facts)
+    found = _pinned(tools, written, pulled, there, dialects)
+    carry = carry_of(tools, found, there, dialects=dialects, spots=spots_of(hosts, facts), word=word)
+    image = images.one_image(there)
+    everywhere = image is not None and all(one.id for one in there.values())
+    named = images.split(found.pulled)[1]
+    if image is not None and (
+        carry is not None
+        or found.image
+        or (everywhere and named and any(named not in one.digests for one in there.values()))
+    ):
+        tools.warn(
+            f"{written} is pinned by its image id {image.id}: a host has it without a registry's digest"
+        )
+        found = replace(found, image=image.id)
+    return found, carry
+
+
+def _looked(tools: Tools, wanted: str, dialects: Mapping[HostName, Dialect]) -> dict[HostName, ImageOnHost]:
+    """What hosts have under a name; one that lacks it may have the same image without that name."""
+
+    def look(names: Sequence[HostName], reference: str) -> dict[HostName, ImageOnHost]:
+        answers = fanout(
+            names,
+            lambda host: images.read_look(asked(tools, host, images.look(dialects[host], reference))),
+            forks=tools.change.forks,
+        )
+        return {host: one for host, one in answers.items() if isinstance(one, ImageOnHost)}
+
+    there = look(tuple(dialects), wanted)
+    lacking = tuple(host for host, one in there.items() if not one.id)
+    image = images.one_image(there)
+    return there | look(lacking, image.id) if image is not None and lacking else there
+
+
+def _pinned(
+    tools: Tools,
+    written: str,
+    pulled: str,
+    there: Mapping[HostName, ImageOnHost],
+    dialects: Mapping[HostName, Dialect],
+) -> Pin:
+    if images.is_id(pulled):
+        return Pin(written=written, image=pulled)
     if pulled:
         return Pin(written=written, digest=images.split(pulled)[1] if pulled != written else "")
     if images.split(written)[1]:
         return Pin(written=written)
     registry = ""
     if dialects and not any(one.id for one in there.values()):
-        asked = next(iter(dialects))
-        registry = images.read_registry(_ask(tools, asked, images.ask_registry(dialects[asked], written)))
+        first = next(iter(dialects))
+        registry = images.read_registry(asked(tools, first, images.ask_registry(dialects[first], written)))
     digest = images.digest_of(there, registry)
     if isinstance(digest, Unknown):
         tools.warn(f"{written} is used by its tag, because its digest is not known: {digest.reason}")
         return Pin(written=written)
     return Pin(written=written, digest=digest.value)
-
-
-def _ask(tools: Tools, host: HostName, command: Command) -> str:
-    """The answer, or nothing that can be read: what a host does not tell stays unknown."""
-    try:
-        with closing(tools.change.transport.open(host)) as session:
-            outcome = session.run(command)
-    except FleetError:
-        return "?"
-    return outcome.stdout if isinstance(outcome, Exit) and outcome.ok else "?"
 
 
 def _room(seen: Mapping[HostName, ImageOnHost], facts: Mapping[HostName, HostFacts]) -> None:

@@ -29,6 +29,7 @@ from gpufleet.deploy.placement.handover import in_the_way
 from gpufleet.deploy.placement.slots import Room, Taken, find, free_ports
 from gpufleet.deploy.replicas import LABEL, New, Present, endpoint, endpoint_of
 from gpufleet.deploy.rollout import Stage, bring_up, route_of
+from gpufleet.deploy.staging.carry import Carry
 from gpufleet.deploy.staging.steps import Staging, with_weights
 from gpufleet.deploy.staging.wish import served_from
 from gpufleet.deploy.steps import Launch
@@ -56,6 +57,7 @@ class Wish:
         command: as typed, for `change list`.
         staging: weights that are brought to the hosts first, or None.
         image: what the image's tag meant when this was asked; None leaves the tag.
+        carry: the image from host to host, where no registry gives it; None when all can pull it.
         served: the pool's route as it is published now; None when there is none.
         added: members that run already and are not the pool's own.
     """
@@ -68,6 +70,7 @@ class Wish:
     command: str
     staging: Staging | None = None
     image: Pin | None = None
+    carry: Carry | None = None
     served: PoolRoute | None = None
     added: tuple[Endpoint, ...] = ()
 
@@ -84,7 +87,9 @@ class DeployPlan:
         waves: in which order; see `strategy`.
         spec: hash of all that a replica's container is made from.
         memory: whether each new replica fits its GPU or slice.
-        pulled: the image as it is named to the runtime, with its digest where that is known.
+        pulled: the image with its digest where that is known, else as it is named to the runtime.
+        runs: the image as it is named to the runtime.
+        carried: who takes the image from which host, and why, one line a host.
         adapters: the steps of `bring_up` that load and unload adapters of replicas that stay.
     """
 
@@ -100,6 +105,8 @@ class DeployPlan:
     waves: tuple[Wave, ...] = ()
     memory: tuple[Judgement, ...] = ()
     adapters: tuple[Step, ...] = ()
+    runs: str = ""
+    carried: tuple[str, ...] = ()
 
     @property
     def changes(self) -> bool:
@@ -287,12 +294,9 @@ def _assembled(
         ),
         engine=wish.engine,
         declared=declared,
-        dialects={
-            name: Dialect.of(host.runtime.value)
-            for name, host in facts.items()
-            if isinstance(host.runtime, Known)
-        },
+        dialects=_dialects(facts),
         served=wish.served,
+        carry=wish.carry,
         beside=tuple(
             one for one in (*keep, *gone) if one.up and one.container.ports and one.host in declared
         ),
@@ -313,7 +317,9 @@ def _assembled(
     return DeployPlan(
         pool=pool,
         spec=stage.launch.spec,
-        pulled=stage.launch.container.image,
+        pulled=wish.image.lasting if wish.image is not None else stage.launch.container.image,
+        runs=image,
+        carried=wish.carry.lines(hosts) if wish.carry is not None else (),
         bring_up=replace(plan, fingerprint=fingerprint({host: facts[host] for host in plan.hosts})),
         endpoints=endpoints,
         keep=keep,
@@ -322,6 +328,15 @@ def _assembled(
         stopped_first=frozenset(one.container.id for wave in order for one in wave.stopped),
         waves=order,
     )
+
+
+def _dialects(facts: Mapping[HostName, HostFacts]) -> dict[HostName, Dialect]:
+    """How each runtime that is known is spoken to."""
+    return {
+        name: Dialect.of(host.runtime.value)
+        for name, host in facts.items()
+        if isinstance(host.runtime, Known)
+    }
 
 
 def _surplus(gone: Sequence[Present], swapped: Sequence[Swap]) -> list[Present]:

@@ -19,6 +19,7 @@ from gpufleet.deploy import traffic
 from gpufleet.deploy.commands import Dialect
 from gpufleet.deploy.judgement import shares, watch_of
 from gpufleet.deploy.replicas import LABEL, New, Present, bind_address, url_of
+from gpufleet.deploy.staging.carry import Carry
 from gpufleet.deploy.steps import Launch
 from gpufleet.deploy.strategy import Wave
 from gpufleet.deploy.traffic import Place, Shift
@@ -35,6 +36,7 @@ class Stage:
     Attributes:
         served: the pool's route as it is published now; None when there is none.
         routes: how the new replicas will stand in it.
+        carry: the image from host to host, where no registry gives it.
         beside: replicas that are there now, on hosts that were chosen: what new ones are compared with.
     """
 
@@ -44,6 +46,7 @@ class Stage:
     dialects: Mapping[HostName, Dialect]
     served: PoolRoute | None
     routes: PoolRoute
+    carry: Carry | None = None
     beside: tuple[Present, ...] = ()
 
     def route_of(self, present: Present) -> EndpointRoute | None:
@@ -98,8 +101,10 @@ def bring_up(stage: Stage, waves: Sequence[Wave]) -> tuple[Step, ...]:
     """Pull everywhere, then wave after wave."""
     image = stage.launch.container.image
     hosts = sorted({new.host for wave in waves for new in wave.start})
+    taken = stage.carry.steps(hosts, stage.launch.run) if stage.carry is not None else ()
+    there = {step.id for step in taken}
     pulls = [parts.pull_step(host, stage.dialects[host], image) for host in hosts]
-    made: list[Step] = list(pulls)
+    made: list[Step] = [*(step for step in pulls if step.id not in there), *taken]
     prior = frozenset(step.id for step in pulls)
     for number, wave in enumerate(waves, start=1):
         steps = _wave(stage, wave, number, len(waves), prior)

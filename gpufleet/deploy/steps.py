@@ -20,6 +20,7 @@ from gpufleet.deploy.replicas import (
     url_of,
 )
 from gpufleet.deploy.spec import adapters_label
+from gpufleet.deploy.staging.images import is_id
 from gpufleet.engine.model import EngineContainer
 from gpufleet.hosts.probes.container import DEVICES_LABEL
 from gpufleet.inventory.model import Host
@@ -43,12 +44,13 @@ class Launch:
 
 
 def pull_step(host: HostName, dialect: Dialect, image: str) -> Step:
-    """Bring the image to one host."""
+    """Bring the image to one host; one that is named by its id is there, and no registry knows it by that."""
+    there = is_id(image)
     return Step(
         id=StepId(f"pull-{host}"),
         host=host,
-        title=f"pull {image}",
-        do=(commands.pull(dialect, image),),
+        title=f"use {image}, which is there" if there else f"pull {image}",
+        do=() if there else (commands.pull(dialect, image),),
         undo=Irreversible("an image more on the host's disk is harmless"),
         verify=Check(look=commands.image(dialect, image), expect="image-present", data=(image,)),
         phase="pull",

@@ -7,8 +7,9 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
+from gpufleet.lab.containers.archives import registry_answer
 from gpufleet.lab.containers.cli import container_program
-from gpufleet.lab.containers.model import Container, Daemon, Registry
+from gpufleet.lab.containers.model import SOCKET, Container, Daemon, Registry
 from gpufleet.lab.containers.simcontainer import ContainerEngine
 from gpufleet.lab.faults import LINK, Fault, Kind
 from gpufleet.lab.gpus import cdi, kernel_files, mishaps
@@ -188,6 +189,8 @@ def _lab_host(
         host, engines, registry, kind=wish.runtime, version=wish.version, gpus=gpus.names
     )
     containers.gpu_hook = wish.toolkit
+    if wish.runtime == "docker":
+        host.parts[f"socket {SOCKET}"] = lambda path: registry_answer(containers, path)
     if wish.runtime == "podman":
         host.services["podman-restart"] = Service()
     gpus.holders = lambda: _holders(containers)

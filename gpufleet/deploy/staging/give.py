@@ -111,9 +111,9 @@ class Giving:
         url = url_of(self.spots[host].reached_at, self.spots[host].port)
         return Secret(f"{url}/{self.word.reveal()}", reference=f"{url}/{self.word.reference}")
 
-    def begin(self, host: HostName, path: str, run: RunId, after: frozenset[StepId]) -> Step:
-        """Start the giver; undoing it removes it."""
-        spot, step = self.spots[host], StepId(f"give-{host}")
+    def begin(self, host: HostName, path: str, run: RunId, after: frozenset[StepId], what: str = "") -> Step:
+        """Start the giver; undoing it removes it. `what` tells the givers of one host apart."""
+        spot, step = self.spots[host], _step(what, host)
         bind = f"[{spot.bind}]:" if ":" in spot.bind else f"{spot.bind}:" if spot.bind else ""
         words = (
             *("--name", f"gpufleet-give-{run[-6:]}-{spot.port}"),
@@ -135,19 +135,28 @@ class Giving:
             verify=Check(look=state, expect="gives-or-not"),
             absent=Check(look=state, expect="nothing-left"),
             after=after,
-            phase="give",
+            phase=_phase(what),
         )
 
-    def end(self, host: HostName, run: RunId, after: frozenset[StepId]) -> Step:
+    def end(self, host: HostName, run: RunId, after: frozenset[StepId], what: str = "") -> Step:
         """Remove the giver once everybody has what they wanted."""
-        spot, step = self.spots[host], StepId(f"give-{host}")
+        spot, step = self.spots[host], _step(what, host)
         return Step(
-            id=StepId(f"given-{host}"),
+            id=StepId(step.replace("give-", "given-", 1)),
             host=host,
             title="stop giving",
             do=(commands.unstart(spot.dialect, run, step),),
-            undo=Irreversible("it only gave weights to other hosts"),
+            undo=Irreversible("it only gave what it has to other hosts"),
             verify=Check(look=commands.state(spot.dialect, run, step), expect="nothing-left"),
             after=after,
-            phase="give",
+            phase=_phase(what),
         )
+
+
+def _step(what: str, host: HostName) -> StepId:
+    return StepId(f"give-{what}-{host}" if what else f"give-{host}")
+
+
+def _phase(what: str) -> str:
+    """An image's giver is a part of what brings the image, before which no weights are waited for."""
+    return "pull" if what == "image" else "give"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 
@@ -32,6 +32,36 @@ podman)
 esac
 """
 
+GIVES = """
+case $3 in
+podman)
+  if said=$(skopeo inspect --format '{{.Digest}}' "docker://$2" 2>&1); then echo given; else printf 'refused 500\n%s\n' "$said"; fi ;;
+*)
+  socket=$("$1" context inspect --format '{{.Endpoints.docker.Host}}' 2>/dev/null)
+  case $socket in
+  unix://*) socket=${socket#unix://} ;;
+  *) socket=/var/run/docker.sock ;;
+  esac
+  body=$(curl -q -s -g -m 15 --unix-socket "$socket" -w '\n%{http_code}' "http://docker/distribution/$2/json" 2>/dev/null)
+  case $? in
+  0) printf 'answer\n%s\n' "$body" ;;
+  28) echo 'refused 504' ;;
+  *) echo unknown ;;
+  esac ;;
+esac
+"""
+
+_UNREACHED = re.compile(
+    r"dial tcp|no such host|connection refused|i/o timeout|Client\.Timeout|TLS handshake timeout|network is unreachable"
+    r"|no route to host|deadline exceeded|server misbehaving|connection reset"
+)
+"""What Go's network library, in every runtime, says of a registry that it does not reach."""
+
+_ABSENT = re.compile(r"manifest unknown|name unknown|manifest for \S+ not found|does not exist|: not found")
+_NO_QUESTION = "page not found"
+"""A daemon that is too old to be asked."""
+
+_HEX_ID = re.compile(r"[0-9a-f]{64}")
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 
 
@@ -60,6 +90,33 @@ def ask_registry(dialect: Dialect, reference: str) -> Command:
     return dialect.script(REGISTRY, reference, dialect.kind, mutates=False, timeout=20.0)
 
 
+def ask_daemon(dialect: Dialect, reference: str) -> Command:
+    """Ask a host's runtime itself whether its registry gives an image: with the runtime's own proxies and mirrors."""
+    return dialect.script(GIVES, reference, dialect.kind, mutates=False, timeout=30.0)
+
+
+def refusal_of(text: str) -> str:
+    """Why a host's registry does not give an image; empty when it does, and when nobody knows.
+
+    Source: Docker's `GET /distribution/{name}/json`, which answers 200 with a descriptor, 404, or 500 with a message.
+    """
+    head, _, rest = text.strip().partition("\n")
+    if head == "refused 504":
+        return "its registry did not answer within 15 s"
+    body, _, status = rest.rpartition("\n") if head == "answer" else (rest, "", "500")
+    if head not in {"answer", "refused 500"} or status == "200":
+        return ""
+    if _UNREACHED.search(body):
+        return "it does not reach the registry"
+    absent = (status == "404" and _NO_QUESTION not in body) or _ABSENT.search(body)
+    return "the registry does not have it" if absent else ""
+
+
+def is_id(reference: str) -> bool:
+    """Whether it names an image by its id."""
+    return _DIGEST.fullmatch(reference) is not None
+
+
 def split(reference: str) -> tuple[str, str]:
     """Repository and digest; the digest is empty where none is written."""
     name, _, digest = reference.partition("@")
@@ -81,7 +138,8 @@ def read_look(text: str) -> ImageOnHost | None:
     except msgspec.DecodeError:
         return None
     digests = tuple(sorted({one.partition("@")[2] for one in told or ()}))
-    return ImageOnHost(id=words[0], size=int(words[1]), digests=digests)
+    name = f"sha256:{words[0]}" if _HEX_ID.fullmatch(words[0]) else words[0]
+    return ImageOnHost(id=name, size=int(words[1]), digests=digests)
 
 
 def read_registry(text: str) -> str:
@@ -96,10 +154,25 @@ def read_registry(text: str) -> str:
     return found if isinstance(found, str) and _DIGEST.fullmatch(found) else ""
 
 
+def one_image(hosts: Mapping[HostName, ImageOnHost]) -> ImageOnHost | None:
+    """The image that all hosts which have one have; None when none has one, or they differ.
+
+    Its digests are those that any of them knows: the same id is the same content.
+    """
+    there = [one for one in hosts.values() if one.id]
+    if len({one.id for one in there}) != 1:
+        return None
+    digests = {digest for one in there for digest in one.digests}
+    return replace(there[0], digests=tuple(sorted(digests)))
+
+
 def digest_of(hosts: Mapping[HostName, ImageOnHost], registry: str) -> Fact[str]:
     """What the tag means: as the hosts that have it say, else as the registry said."""
     there = {host: one for host, one in hosts.items() if one.id}
+    image = one_image(hosts)
     shared = set.intersection(*(set(one.digests) for one in there.values())) if there else set()
+    if not shared and image is not None:
+        shared = set(image.digests)
     if len(shared) >= 1:
         return Known(registry if registry in shared else min(shared))
     if registry:

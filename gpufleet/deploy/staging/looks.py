@@ -45,11 +45,41 @@ def no_partial(answer: Exit, data: tuple[str, ...]) -> Verdict:
     return Fails("a partial copy is left") if state[0] == "partial" else Holds()
 
 
+def archive_gone(answer: Exit, data: tuple[str, ...]) -> Verdict:
+    """Whether nothing of an image's archive is left."""
+    del data
+    state = answer.stdout.split()
+    if not answer.ok or not state:
+        return CannotTell(answer.stderr.strip() or "the archive could not be looked at")
+    return Holds() if state[0] == "absent" else Fails("an archive of the image is left")
+
+
+def image_loaded(answer: Exit, data: tuple[str, ...]) -> Verdict:
+    """Whether the image is there by its id."""
+    lines = answer.stdout.splitlines()
+    if not answer.ok or len(lines) < 2:
+        return CannotTell(answer.stderr.strip() or "the runtime could not be asked")
+    there = lines[1].removeprefix("sha256:") == data[0].removeprefix("sha256:")
+    return Holds() if there else Fails(f"image {data[0]} is not there: {lines[1]}")
+
+
+def image_unloaded(answer: Exit, data: tuple[str, ...]) -> Verdict:
+    """Whether nothing that this run loaded is left to be removed."""
+    del data
+    lines = answer.stdout.splitlines()
+    if not answer.ok or not lines:
+        return CannotTell(answer.stderr.strip() or "the runtime could not be asked")
+    return Fails("an image that this run loaded is left") if lines[0] == "ours" else Holds()
+
+
 PREDICATES: Mapping[str, Predicate] = {
     "weights-whole": whole,
     "weights-seen": seen,
     "gives-or-not": gives,
     "no-partial-weights": no_partial,
+    "archive-gone": archive_gone,
+    "image-loaded": image_loaded,
+    "image-unloaded": image_unloaded,
 }
 
 

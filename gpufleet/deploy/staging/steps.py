@@ -125,6 +125,14 @@ def with_weights(
     first = staging.given_by(image).steps(hosts, run)
     there = frozenset(step.id for step in first)
     return (
-        *first,
+        *(_giver_with_image(step, steps) for step in first),
         *(step if step.phase in BESIDE else replace(step, after=step.after | there) for step in steps),
     )
+
+
+def _giver_with_image(step: Step, steps: Sequence[Step]) -> Step:
+    """A giver runs the image, so it begins once its host has that; an image's own giver held the port until then."""
+    if step.phase != "give":
+        return step
+    image = frozenset(one.id for one in steps if one.host == step.host and one.phase == "pull")
+    return replace(step, after=step.after | image)

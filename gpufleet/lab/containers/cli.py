@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import re
 from dataclasses import replace
 from urllib.parse import urlsplit
 
 import msgspec
 
+from gpufleet.lab.containers.archives import ARCHIVES
 from gpufleet.lab.containers.call import Invocation, Verb
 from gpufleet.lab.containers.looks import LOOKS
 from gpufleet.lab.containers.model import SOCKET, Container, Daemon, Policy, Refused, full_reference
@@ -29,7 +29,7 @@ def container_program(engine: ContainerEngine) -> Program:
             call.say(f"{engine.kind.title()} version {engine.version}, build lab")
             return 0
         name = words.pop(0) if words else ""
-        if name in {"container", "image", "system"} and words:
+        if name in {"container", "image", "system", "context"} and words:
             name = f"{name} {words.pop(0)}"
         verb = _VERBS.get(name.removeprefix("container "))
         if verb is None:
@@ -209,39 +209,6 @@ def _buildx(invocation: Invocation) -> int:
     return 0
 
 
-def _load(invocation: Invocation) -> int:
-    words = invocation.read("q quiet", "i input")
-    text = invocation.call.stdin.rest()
-    path = words.last("i") or words.last("input")
-    if path:
-        text = invocation.call.host.fs.read(
-            invocation.call.host.fs_path(path, "/"), invocation.call.user
-        ).decode("latin-1")
-    if invocation.engine.host.fs.disk_of("/var/lib/docker").full:
-        old = "Error processing tar file(exit status 1): " if invocation.engine.major < 23 else ""
-        return invocation.complain(f"{old}write /layer1.tar: no space left on device")
-    found = re.search(r'"RepoTags":\["([^"]+)"\]', text)
-    if found is None:
-        return invocation.complain(
-            "open /var/lib/docker/tmp/docker-import/repositories: no such file or directory"
-        )
-    invocation.engine.add_image(found.group(1), len(text))
-    invocation.say(f"Loaded image: {found.group(1)}")
-    return 0
-
-
-def _rmi(invocation: Invocation) -> int:
-    words = invocation.read("f force", "")
-    for name in words.operands:
-        image = invocation.engine.image(name)
-        if image is None:
-            raise Refused(f"No such image: {full_reference(name)}")
-        del invocation.engine.images[image.reference]
-        invocation.engine.host.fs.charge("/var/lib/docker", -image.size)
-        invocation.say(f"Untagged: {image.reference}", f"Deleted: {image.id}")
-    return 0
-
-
 def _exec(invocation: Invocation) -> int:
     words = read_words(invocation.words, ["i", "t", "it", "d"], ["u", "user", "e", "env", "w"], stop=True)
     container = invocation.engine.find(words.operands[0])
@@ -309,6 +276,7 @@ def _exec_request(invocation: Invocation, container: Container, arguments: list[
 
 _VERBS: dict[str, Verb] = {
     **LOOKS,
+    **ARCHIVES,
     "create": _create,
     "run": _run,
     "start": _start,
@@ -320,9 +288,6 @@ _VERBS: dict[str, Verb] = {
     "update": _update,
     "pull": _pull,
     "image pull": _pull,
-    "load": _load,
     "buildx": _buildx,
-    "rmi": _rmi,
-    "image rm": _rmi,
     "exec": _exec,
 }

@@ -194,7 +194,7 @@ def image_description(image: Image) -> dict[str, Any]:
     return {
         "Id": image.id,
         "RepoTags": [] if by_digest else [image.reference],
-        "RepoDigests": [f"{repository}@{image.id}"],
+        "RepoDigests": [f"{repository}@{digest}" for digest in image.digests],
         "Size": image.size,
         "Architecture": "amd64",
         "Os": "linux",

@@ -116,11 +116,12 @@ class Container:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Image:
-    """An image on a host."""
+    """An image on a host. One that was loaded or built there has no registry's digest."""
 
     id: str
     reference: str
     size: int
+    digests: tuple[str, ...] = ()
 
 
 class Registry:
@@ -135,6 +136,8 @@ class Registry:
         }
         self.absent: set[str] = set()
         self.down = False
+        self.unreached: set[str] = set()
+        """Hosts from which there is no way to it."""
         self.seconds = 1.0
         """How long a pull takes."""
         self.asked_by_plugin = False
@@ -147,9 +150,9 @@ class Registry:
         known = reference.partition("@")[2] or self.moved.get(reference, "")
         return known or f"sha256:{sha256(reference.encode()).hexdigest()}"
 
-    def size(self, reference: str) -> int:
-        """Bytes of an image; raises `Refused` as the daemon words it."""
-        if self.down:
+    def size(self, reference: str, host: str = "") -> int:
+        """Bytes of an image; raises `Refused` as the daemon of a host words it."""
+        if self.down or host in self.unreached:
             raise Refused(
                 'Get "https://registry-1.docker.io/v2/": dial tcp: lookup registry-1.docker.io on [::1]:53: '
                 "read udp [::1]:41527->[::1]:53: read: connection refused"

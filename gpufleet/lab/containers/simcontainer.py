@@ -134,7 +134,7 @@ class ContainerEngine:
             return found
         repository, by_digest, digest = reference.partition("@")
         for image in self.images.values():
-            if by_digest and image.id == digest and image.reference.rpartition(":")[0] == repository:
+            if by_digest and digest in image.digests and image.reference.rpartition(":")[0] == repository:
                 return image
         bare = reference.removeprefix("sha256:")
         for image in self.images.values():
@@ -147,7 +147,7 @@ class ContainerEngine:
     def pull(self, reference: str, pause: Callable[[float], None]) -> Image:
         """Fetch an image; takes the registry's time."""
         wanted = full_reference(reference)
-        size = self.registry.size(wanted)
+        size = self.registry.size(wanted, self.host.name)
         pause(self.registry.seconds)
         if self.host.fs.disk_of("/var/lib/docker").full:
             raise Refused("write /var/lib/docker/tmp/GetImageBlob804231: no space left on device")
@@ -156,10 +156,14 @@ class ContainerEngine:
     def add_image(self, reference: str, size: int = 1 << 30) -> Image:
         """Put an image on the host."""
         wanted = full_reference(reference)
-        image = Image(id=self.registry.digest(wanted), reference=wanted, size=size)
-        if wanted not in self.images:
-            self.host.fs.charge("/var/lib/docker", size)
-        self.images[wanted] = image
+        digest = self.registry.digest(wanted)
+        return self.keep(Image(id=digest, reference=wanted, size=size, digests=(digest,)))
+
+    def keep(self, image: Image) -> Image:
+        """Put an image as it is on the host."""
+        if image.reference not in self.images:
+            self.host.fs.charge("/var/lib/docker", image.size)
+        self.images[image.reference] = image
         return image
 
     # -- containers ----------------------------------------------------------------------------------------------
@@ -229,7 +233,8 @@ class ContainerEngine:
             )
             bind.append(f"{self.host.address}:{port}")
         env = dict(entry.partition("=")[::2] for entry in wish.env) | self.launch_words
-        release = release_of(wish.image)
+        image = self.image(wish.image)
+        release = release_of(image.reference if image is not None else wish.image)
         if release is not None and release.patch is not None:  # the engine in the image is of that version
             env[LAB_VARIABLE] = f"version={release} {env.get(LAB_VARIABLE, '')}"
         self.engines.launch(

@@ -18,7 +18,7 @@ _LONG = {
     "silent": "s", "show-error": "S", "fail": "f", "output": "o", "write-out": "w", "max-time": "m", "request": "X",
     "header": "H", "data": "d", "data-binary": "d", "config": "K", "no-buffer": "N", "connect-timeout": "c",
     "location": "L", "noproxy": "x", "globoff": "g", "disable": "q", "head": "I", "continue-at": "C",
-    "speed-limit": "y", "speed-time": "Y",
+    "speed-limit": "y", "speed-time": "Y", "unix-socket": "U",
 }  # fmt: skip
 _LINE = re.compile(r'\s*(header|-H|url|noproxy)\s*[=:\s]\s*"((?:[^"\\]|\\.)*)"\s*')
 
@@ -50,7 +50,7 @@ def curl_program(network: Network) -> Program:
 
 
 def _curl(call: Call, network: Network) -> int:
-    options = read_options(call, "sSfNLgqI", "owmXHdKcxCyY", words=_LONG)
+    options = read_options(call, "sSfNLgqI", "owmXHdKcxCyYU", words=_LONG)
     request = _request(call, options)
     if not request.url:
         return call.complain("curl: (2) no URL specified", 2)
@@ -61,7 +61,7 @@ def _curl(call: Call, network: Network) -> int:
     deadlines = call.shell.shared.deadlines
     deadlines.append(limit)
     try:
-        answer = _ask(call, network, request)
+        answer = _asked_daemon(call, options, request) or _ask(call, network, request)
     except DeadlinePassed as passed:
         if passed.at != limit:
             raise
@@ -75,6 +75,23 @@ def _curl(call: Call, network: Network) -> int:
         answer.code, answer.content = 33, b""
         answer.text = "HTTP server doesn't seem to support byte ranges. Cannot resume."
     return _deliver(call, options, request, answer, offset)
+
+
+def _asked_daemon(call: Call, options: Options, request: _Request) -> _Answer | None:
+    """What the daemon behind a socket answers; None when no socket is named."""
+    path = options.last("U")
+    if not path:
+        return None
+    ask = call.host.parts.get(f"socket {path}")
+    user = call.host.users[call.user]
+    if ask is None or not ({"root", "docker"} & {user.name, *user.groups}):
+        return _Answer(code=7, text=f"Failed to connect to {urlsplit(request.url).hostname} port 80")
+    status, content = ask(urlsplit(request.url).path)
+    return (
+        _Answer(status=status, content=content)
+        if status
+        else _Answer(code=7, text="Couldn't connect to server")
+    )
 
 
 def _ask(call: Call, network: Network, request: _Request) -> _Answer:

@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 import hashlib
-import socket
 import subprocess
-import sys
 import threading
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
 import pytest
 
 from gpufleet.change.model import Fails, Holds
-from gpufleet.deploy.staging import ask, commands, give, looks
+from gpufleet.deploy.staging import ask, commands, looks
 from gpufleet.deploy.staging.model import Fetch, Kind, Source, WeightFile
 from gpufleet.redact import Secret
 from gpufleet.remote.command import Command
 from gpufleet.remote.framing import frame, unframe
 from gpufleet.remote.result import Exit
 from tests.kit import weight_sources
+from tests.kit.givers import giver
 
 FILES = {
     "config.json": b'{"model_type": "toy"}\n',
@@ -202,28 +198,6 @@ def test_a_flipped_byte_of_a_neighbour_is_found_and_the_source_is_asked(tmp_path
         assert answer.ok, answer.stderr
         assert (near.reads("a.safetensors"), served.reads("a.safetensors")) == (2, 1)
     assert (tmp_path / "m@1" / "a.safetensors").read_bytes() == good
-
-
-@contextmanager
-def giver(store: Path, word: str) -> Iterator[str]:
-    """The program of a giver, as its container runs it."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    environment = {"GPUFLEET_GIVE": word, "GPUFLEET_STORE": str(store), "GPUFLEET_PORT": str(port)}
-    process = subprocess.Popen(
-        [sys.executable, "-c", give.PYTHON], env=environment, stderr=subprocess.DEVNULL
-    )
-    try:
-        for _ in range(600):
-            with socket.socket() as probe:
-                if probe.connect_ex(("127.0.0.1", port)) == 0:
-                    break
-            time.sleep(0.05)
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        process.kill()
-        process.wait()
 
 
 def test_a_host_that_has_the_weights_gives_them_to_another(tmp_path: Path):

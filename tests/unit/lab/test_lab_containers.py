@@ -382,4 +382,11 @@ def test_rename_rmi_images_and_load():
     assert sh(host, "docker pull -q redis:7") == "docker.io/library/redis:7\n"
     assert sh(host, "docker image inspect -f '{{.Id}}' redis:7").startswith("sha256:")
     sh(host, "docker rmi redis:7")
-    assert sh(host, 'printf \'[{"RepoTags":["x/y:1"]}]\' | docker load') == "Loaded image: x/y:1\n"
+    named = "docker image inspect -f '{{.Id}} {{json .RepoDigests}}'"
+    before = sh(host, f"{named} {IMAGE}").split()[0]
+    sh(host, f"docker save {IMAGE} >/tmp/image.tar; docker rm -f m1-old; docker rmi {IMAGE}")
+    assert sh(host, "docker load </tmp/image.tar") == f"Loaded image: {IMAGE}\n"
+    assert sh(host, f"{named} {IMAGE}") == f"{before} []\n"
+    assert sh(host, "printf x >>/tmp/image.tar; docker load -i /tmp/image.tar 2>&1", ok=False).startswith(
+        "unexpected"
+    )
