@@ -57,6 +57,21 @@ def serve(
         float,
         typer.Option("--drain", metavar="SECONDS", min=0.0, help="What requests in flight get at the end."),
     ] = 600.0,
+    take_over: Annotated[
+        bool,
+        typer.Option(
+            "--take-over",
+            help="Take the port over from the proxy that runs: it finishes what it has, and no client is lost.",
+        ),
+    ] = False,
+    handover: Annotated[
+        Path | None,
+        typer.Option(
+            "--handover",
+            metavar="PATH",
+            help="The socket over which proxies hand over; in the state directory, by port, by default.",
+        ),
+    ] = None,
 ) -> None:
     """Serve until Ctrl-C or SIGTERM; a second one does not wait for requests in flight. SIGHUP reads files again."""
     import logging
@@ -74,6 +89,8 @@ def serve(
         allow_anonymous=allow_anonymous,
         wait_for_routes=wait_for_routes,
         drain=drain,
+        handover=str(handover or settings.state_dir / f"proxy-{_address('--listen', listen).port}.sock"),
+        take_over=take_over,
         health=HealthRules(every=health_every, timeout=min(2.0, health_every)),
     )
     level = logging.WARNING if settings.quiet else logging.INFO

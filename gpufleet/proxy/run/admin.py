@@ -81,7 +81,7 @@ class AdminConnection(asyncio.Protocol):
             self._respond(error.status, _JSON, _problem(error.reason))
 
     def _respond(self, status: int, content_type: bytes, body: bytes) -> None:
-        persistent = self._head is not None and self._head.persistent
+        persistent = self._head is not None and self._head.persistent and not self._state.stopping
         if self._transport is None:
             return
         self._transport.write(
@@ -181,7 +181,7 @@ def _row(seat: Seat) -> dict[str, object]:
         "state": "draining" if seat.draining else "active",
         "health": seat.verdict.value if seat.member.health.probed else "unknown",
         "weight": seat.weight,
-        "in_flight": seat.member.running,
+        "in_flight": seat.running,
     }
 
 

@@ -41,7 +41,7 @@ def admit(state: ProxyState, head: RequestHead, others_buffered: int) -> Asked:
     place = classify(head.target.split(b"?", 1)[0].decode("ascii"))
     principal: Principal = ANONYMOUS
     refusal: Refusal | None = None
-    if state.stopping:
+    if state.stopping and not state.succeeded:
         refusal = stopping()
     else:
         identified = state.directory.identify(head.fields, state.wall)

@@ -383,7 +383,7 @@ class ClientConnection(asyncio.Protocol):
             if quiet > (limits.linger if self._lingering else limits.between):
                 transport.abort()
         elif self._reader.idle:
-            if quiet > limits.idle or self._state.stopping:
+            if quiet > limits.idle or (self._state.stopping and not self._state.succeeded):
                 transport.close()
         elif quiet > limits.head or now - self._began_at > (
             limits.total if self._reader.in_body else limits.head

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections.abc import Sequence
 
 from gpufleet.pools.routes import EndpointRoute, PoolRoute, RouteTable
 from gpufleet.proxy.config import ProxyConfig
@@ -36,6 +37,7 @@ class Member:
 
     __slots__ = (
         "connections",
+        "elsewhere",
         "health",
         "host_field",
         "id",
@@ -64,6 +66,8 @@ class Member:
         self.health = Health()
         self.running = 0
         """Requests in flight; taken and given back exactly once each."""
+        self.elsewhere = 0
+        """In flight from other processes of the same proxy, as they told last."""
         self.served = 0
 
 
@@ -82,8 +86,9 @@ class Seat:
 
     @property
     def running(self) -> int:
-        """Requests in flight on the member, whichever pool sent them."""
-        return self.member.running
+        """Requests in flight on the member, whichever pool and process sent them."""
+        member = self.member
+        return member.running + member.elsewhere
 
     @property
     def verdict(self) -> Verdict:
@@ -198,6 +203,17 @@ class Fleet:
             for seat in pool.seats:
                 seat.draining = seat.id in pool.route_draining or (pool.name, seat.id) in self.drained
             pool.eligible = eligible(pool.seats)
+
+    def counts(self) -> list[tuple[str, str, int]]:
+        """Id, address and requests in flight of every member that has some, those that left the table too."""
+        members = (*self.members.items(), *self._leaving.items())
+        return [(*identity, member.running) for identity, member in members if member.running]
+
+    def count_elsewhere(self, counts: Sequence[tuple[str, str, int]]) -> None:
+        """What the other processes have in flight, in place of what they told before."""
+        told = {(id_, url): number for id_, url, number in counts}
+        for identity, member in self.members.items():
+            member.elsewhere = told.get(identity, 0)
 
     def observe(self, member: Member, seen: Observation) -> None:
         """Something was learnt about a member."""

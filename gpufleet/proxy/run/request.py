@@ -72,6 +72,7 @@ class Exchange:
         "_size",
         "_started_at",
         "_state",
+        "_stays",
         "_stream",
         "_target",
         "_unchunk",
@@ -111,6 +112,8 @@ class Exchange:
         self._connecting: asyncio.Task[None] | None = None
         self._response: ResponseHead | None = None
         self._unchunk = False
+        self._stays = False
+        """What the client was told: whether it may send another request."""
         self._started_at = self._last_byte_at = state.loop.time()
         self._first_byte_at: float | None = None
         state.in_flight += 1
@@ -237,7 +240,7 @@ class Exchange:
         reusable = response is not None and response.persistent and not connection.reader.overrun
         self._drop_connection(reusable=reusable)
         self._end(str(response.status) if response is not None else "502")
-        self._client.finished(persistent=self._client_may_stay())
+        self._client.finished(persistent=self._stays)
 
     def on_lost(self, reason: str) -> None:
         connection, self._connection = self._connection, None
@@ -382,6 +385,5 @@ class Exchange:
         fields = b"x-request-id: %s\r\n%s" % (self._request_id, seat.tail)
         if head.status == 503 and b"retry-after" not in head.fields:
             fields += b"Retry-After: 1\r\n"  # an engine never says when; without it clients are back within a second
-        return write_response_head(
-            head, fields=fields, minor=self._head.minor, persistent=self._client_may_stay()
-        )
+        self._stays = self._client_may_stay()
+        return write_response_head(head, fields=fields, minor=self._head.minor, persistent=self._stays)

@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import gc
 import logging
+import os
 import resource
 import signal
+import socket
 import sqlite3
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 from gpufleet.clock import Clock, SystemClock
 from gpufleet.errors import CannotServe
@@ -23,13 +25,14 @@ from gpufleet.proxy.decide.auth import Directory
 from gpufleet.proxy.run.admin import AdminConnection
 from gpufleet.proxy.run.client import ClientConnection
 from gpufleet.proxy.run.fleet import TableRefused
+from gpufleet.proxy.run.handover import Handover, Offer, Taken, take
 from gpufleet.proxy.run.routes_file import RoutesFile, RoutesUnreadable
 from gpufleet.proxy.run.scrape import read_loads, watch
+from gpufleet.proxy.run.sockets import BACKLOG, Sockets, bind, fits, inherited, notify
 from gpufleet.proxy.run.state import ProxyState
 from gpufleet.tokens.store import TokenReader
 
 _LOG = logging.getLogger("gpufleet.proxy")
-_BACKLOG = 4096
 _GOODBYES = 5
 """Turns of the loop until a client that was cut has ended its exchange, and that its connection to the engine."""
 
@@ -101,41 +104,86 @@ class _Server:
         self._token_trouble = ""
         self._stop = asyncio.Event()
         self._hurry = asyncio.Event()
-        self._listener: asyncio.Server | None = None
-        self._admin: asyncio.Server | None = None
+        self._sockets: Sockets = {}
+        """Held beside the servers, so that they can be handed over."""
+        self._servers: dict[str, list[asyncio.Server]] = {}
+        self._taken: Taken | None = None
+        self._handover: Handover | None = None
+        self._activated = False
+        """systemd holds the sockets: somebody will serve new clients when this process ends."""
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
         """Everything that can be wrong is found before the first connection is accepted."""
+        config, state = self._config, self._state
         self._first_routes()
         self._first_tokens()
-        state = self._state
-        self._listener = await self._listen(lambda: ClientConnection(state), self._config.listen)
-        try:
-            self._admin = await self._listen(lambda: AdminConnection(state), self._config.admin)
-        except CannotServe:
-            self._listener.close()
-            raise
+        given = inherited(os.environ)
+        self._activated = bool(given)
+        if config.take_over and config.handover:
+            self._taken = take(Path(config.handover))
+        if self._taken is not None:
+            given = self._taken.sockets
+            state.fleet.drained.update(self._taken.offer.drained)
+            state.fleet.refresh()
+            state.fleet.count_elsewhere(self._taken.offer.counts)
+        for purpose, address in (("listen", config.listen), ("admin", config.admin)):
+            self._sockets[purpose] = _fitting(given.get(purpose, []), address, strict=not self._activated)
+        factories: dict[str, Callable[[], asyncio.Protocol]] = {
+            "listen": lambda: ClientConnection(state),
+            "admin": lambda: AdminConnection(state),
+        }
+        for purpose, found in self._sockets.items():
+            for sock in found:
+                server = await self._loop.create_server(factories[purpose], sock=sock.dup(), backlog=BACKLOG)
+                self._servers.setdefault(purpose, []).append(server)
         self._tasks = [
             self._loop.create_task(task) for task in (self._tick(), watch(state), read_loads(state))
         ]
+        if self._taken is not None:
+            self._tasks.append(
+                self._loop.create_task(self._taken.follow(self._loop, state.fleet.count_elsewhere))
+            )
+        self._offer()
+        notify(os.environ, f"READY=1\nMAINPID={os.getpid()}")
 
-    async def _listen(self, factory: Callable[[], asyncio.Protocol], address: Address) -> asyncio.Server:
+    def _offer(self) -> None:
+        """From now on another proxy may take over from this one."""
+        if not self._config.handover:
+            return
+        self._handover = Handover(
+            Path(self._config.handover),
+            describe=self._described,
+            on_taken=self._hand_over,
+            counts=self._state.fleet.counts,
+        )
         try:
-            return await self._loop.create_server(factory, address.host, address.port, backlog=_BACKLOG)
+            self._handover.open()
         except OSError as error:
-            taken = error.errno == errno.EADDRINUSE
-            raise CannotServe(
-                "the port is in use" if taken else f"cannot listen: {error.strerror or error}",
-                where=str(address),
-                hints=("stop what listens there, or choose another address with --listen and --admin",),
-            ) from None
+            _LOG.warning("no other proxy can take over from this one: %s: %s", self._config.handover, error)
+            return
+        self._tasks.append(self._loop.create_task(self._handover.serve(self._loop)))
+
+    def _described(self) -> tuple[Offer, list[socket.socket]]:
+        given = [(purpose, sock) for purpose, found in self._sockets.items() for sock in found]
+        offer = Offer(
+            purposes=[purpose for purpose, _ in given],
+            drained=sorted(self._state.fleet.drained),
+            counts=self._state.fleet.counts(),
+        )
+        return offer, [sock for _, sock in given]
+
+    def _hand_over(self) -> None:
+        """Another proxy accepts from the same queue: this one finishes what it has, requests on kept connections too."""
+        _LOG.info("another proxy took over; finishing what is in flight")
+        self._state.succeeded = True
+        self._stop.set()
 
     def started(self) -> Started:
         """Only after `start`."""
         return Started(
-            listen=_bound(self._listener, self._config.listen),
-            admin=_bound(self._admin, self._config.admin),
+            listen=_bound(self._sockets.get("listen"), self._config.listen),
+            admin=_bound(self._sockets.get("admin"), self._config.admin),
             stop=lambda: self._loop.call_soon_threadsafe(self._on_stop),
             state=self._state,
         )
@@ -154,8 +202,15 @@ class _Server:
         await self._stop.wait()
         state = self._state
         state.stopping = True
-        if self._listener is not None:
-            self._listener.close()
+        state.succeeded = state.succeeded or self._activated
+        if not state.succeeded or self._activated:
+            notify(os.environ, "STOPPING=1")
+        # With a successor nobody asks this process any more; without one operators see the rest of it.
+        self._close("listen")
+        if state.succeeded:
+            self._close("admin")
+        if self._handover is not None:
+            self._handover.close()
         self._look_at_clients()
         deadline = self._loop.time() + self._config.drain
         while self._unfinished() and self._loop.time() < deadline and not self._hurry.is_set():
@@ -165,18 +220,31 @@ class _Server:
         if state.in_flight:
             _LOG.warning("stopping with %d requests in flight", state.in_flight)
 
+    def _close(self, purpose: str) -> None:
+        """Listen no more; a queue that nobody else holds is gone."""
+        for server in self._servers.pop(purpose, []):
+            server.close()
+        for sock in self._sockets.pop(purpose, []):
+            sock.close()
+
     def _unfinished(self) -> bool:
         """An answer that is whole here may still be on its way, and so may a request that was let in."""
-        return self._state.in_flight > 0 or any(client.unfinished for client in self._state.clients)
+        state = self._state
+        if state.succeeded and state.clients:
+            return True  # a kept connection may bring one more request; idle ones go when their time is up
+        return state.in_flight > 0 or any(client.unfinished for client in state.clients)
 
     async def end(self) -> None:
         """Close everything. Runs after a failure too."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        for listener in (self._listener, self._admin):
-            if listener is not None:
-                listener.close()
+        for purpose in ("listen", "admin"):
+            self._close(purpose)
+        if self._handover is not None:
+            self._handover.close()
+        if self._taken is not None:
+            self._taken.close()
         for connection in (*self._state.clients, *self._state.operators):
             connection.close()
         self._state.fleet.close()
@@ -262,8 +330,17 @@ def _nothing_to_serve(path: str, why: str) -> CannotServe:
     )
 
 
-def _bound(server: asyncio.Server | None, asked: Address) -> Address:
-    if server is None or not server.sockets:
+def _fitting(given: list[socket.socket], address: Address, *, strict: bool) -> list[socket.socket]:
+    """The sockets that were given, when they listen where it is wanted; else new ones. systemd's are always right."""
+    if given and (not strict or all(fits(sock, address) for sock in given)):
+        return given
+    for sock in given:
+        sock.close()
+    return bind(address)
+
+
+def _bound(sockets: list[socket.socket] | None, asked: Address) -> Address:
+    if not sockets or sockets[0].family not in {socket.AF_INET, socket.AF_INET6}:
         return asked
-    host, port = server.sockets[0].getsockname()[:2]
+    host, port = sockets[0].getsockname()[:2]
     return Address(host=host, port=port)

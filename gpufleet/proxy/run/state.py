@@ -78,6 +78,7 @@ class ProxyState:
         "operators",
         "started",
         "stopping",
+        "succeeded",
         "wall",
     )
 
@@ -97,6 +98,8 @@ class ProxyState:
         self.buffered = 0
         """Bytes of their bodies, and of those that are on their way to us."""
         self.stopping = False
+        self.succeeded = False
+        """Another process accepts on the same socket: whoever is still connected here is served to the end."""
         self.wall = clock.now().timestamp()
         """Seconds since 1970, as of the last tick."""
         self.started = self.wall
