@@ -73,9 +73,41 @@ def show(
     looks = mig_look.look(gpus or ())
     if parted:
         raise finish(mig_look.as_parted(looks))
-    fields = [{**one.identity, **(mig_look.layout(one.seen) if one.seen else {})} for one in looks]
-    pictures = [mig_text.shown(one.host, one.seen) for one in looks if one.seen]
+    fields = [
+        {**one.identity, **(mig_look.layout(one.seen) if one.seen else {}), **mig_look.boot(one.boot)}
+        for one in looks
+    ]
+    pictures = [mig_text.shown(one.host, one.seen, one.boot) for one in looks if one.seen]
     raise finish(mig_look.answer("mig show", looks, fields, "\n".join(pictures)))
+
+
+@app.command()
+def persist(
+    gpu: Annotated[
+        str,
+        typer.Argument(
+            metavar="GPU", help="HOST, HOST:INDEX or HOST:UUID; every GPU of the host by default."
+        ),
+    ],
+    remove: Annotated[
+        bool, typer.Option("--remove", help="Bring nothing back at boot any more; what is there now stays.")
+    ] = False,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Also where slices that a boot should bring back are lost.")
+    ] = False,
+    check: Annotated[
+        bool, typer.Option("--check", help="Only compare: exit 3 when what is kept is not what is there.")
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be written, and end.")] = False,
+) -> None:
+    """Keep the slices that are there over a boot: a systemd unit makes them again, at their places, before containers start."""
+    from gpufleet.cli import mig_persist
+
+    if check and (remove or overwrite):
+        raise UsageError("--check only compares", hints=("leave out --remove and --overwrite",))
+    if check:
+        raise finish(mig_persist.compare(gpu))
+    raise finish(mig_persist.keep(gpu, remove=remove, overwrite=overwrite, dry_run=dry_run))
 
 
 @app.command()

@@ -16,6 +16,7 @@ from gpufleet.cli.console import Answer, note
 from gpufleet.cli.settings import current
 from gpufleet.clock import SystemClock
 from gpufleet.errors import ExitCode, FactUnknown, FleetError, Refused, Unplaceable, UsageError
+from gpufleet.hosts.boot_drift import BootDrift, drift
 from gpufleet.hosts.gather import gather, gather_offers
 from gpufleet.hosts.model import Fact, GpuFact, HostFacts, Known, Unknown
 from gpufleet.hosts.probes.mig_tables import Offer
@@ -38,6 +39,7 @@ class Look:
     gpu: GpuFact | None
     seen: SeenGpu | None
     reason: str = ""
+    boot: BootDrift | None = None
 
     @property
     def name(self) -> str:
@@ -80,7 +82,7 @@ def _of_host(
         offered = Known(offers.value.get(gpu.index, ())) if isinstance(offers, Known) else offers
         seen = see(gpu, offered, facts.containers)
         found.append(
-            Look(host=name, gpu=gpu, seen=seen.value)
+            Look(host=name, gpu=gpu, seen=seen.value, boot=drift(gpu, facts.boot_layout))
             if isinstance(seen, Known)
             else Look(host=name, gpu=gpu, seen=None, reason=seen.reason)
         )
@@ -211,6 +213,20 @@ def layout(seen: SeenGpu) -> dict[str, object]:
         ],
         "containers": list(seen.whole),
         "resting": list(seen.resting),
+    }
+
+
+def boot(found: BootDrift | None) -> dict[str, object]:
+    """How the slices compare with what a boot brings back, in JSON."""
+    if found is None:
+        return {}
+    return {
+        "boot": {
+            "standing": found.standing.value,
+            "missing": list(found.missing),
+            "extra": list(found.extra),
+            "renamed": list(found.renamed),
+        }
     }
 
 

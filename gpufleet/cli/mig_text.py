@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from gpufleet.hosts.boot_drift import BootDrift
     from gpufleet.mig.model import Placed
     from gpufleet.mig.outlook import Outlook
     from gpufleet.mig.plan import LayoutChange
@@ -27,8 +28,8 @@ def picture(slots: int, slices: Sequence[Placed]) -> str:
     return f"|{'|'.join(cells)}|"
 
 
-def shown(host: str, seen: SeenGpu) -> str:
-    """One GPU: its mode, the picture, and who sits on each slice."""
+def shown(host: str, seen: SeenGpu, boot: BootDrift | None = None) -> str:
+    """One GPU: its mode, the picture, who sits on each slice, and what a boot would make of it."""
     mode = "MIG on" if seen.on else "MIG off"
     if seen.on != seen.pending:
         mode += f", {'on' if seen.pending else 'off'} after a reset"
@@ -43,6 +44,8 @@ def shown(host: str, seen: SeenGpu) -> str:
         lines.append(f"  {one.placed!s:<16} GPU instance {one.gi:<3} {what}")
     lines += [f"  the whole GPU: {name}" for name in seen.whole]
     lines += [f"  the whole GPU: {name} (stopped)" for name in seen.resting]
+    if boot is not None and (text := boot.text()):
+        lines.append(f"  {text}")
     return "\n".join(lines)
 
 

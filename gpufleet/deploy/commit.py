@@ -27,6 +27,7 @@ from gpufleet.pools.store import PoolStore
 DEPLOY = "pool-deploy"
 DELETE = "pool-delete"
 ADAPTERS = "pool-adapters"
+PERSIST = "mig-persist"
 
 
 class Retiree(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -132,6 +133,8 @@ def finish_commit(store: PoolStore) -> OnCommit:
                 store.forget(PoolName(name), key=not context.get("kept"))
             case "pool-adapters":
                 keep_adapters(store, context)
+            case "mig-persist":
+                pass  # files on the host are known by being there
             case "models-stage":
                 pass  # weights on hosts are known by being there
             case "retire":

@@ -26,7 +26,7 @@ from gpufleet.errors import ErrorRow, FleetError, SecretUnresolved, StalePlan
 from gpufleet.hosts.model import HostFacts, Known
 from gpufleet.inventory.model import Host, Inventory
 from gpufleet.inventory.secrets import resolve
-from gpufleet.mig import runtime_files, services
+from gpufleet.mig import boot_unit, runtime_files, services
 from gpufleet.names import HostName, RunId
 from gpufleet.pools import record
 from gpufleet.pools.mistakes import WORD
@@ -71,6 +71,7 @@ class Tools:
         store = PoolStore(change.state_dir, change.clock)
         ours = {
             **services.PREDICATES,
+            **boot_unit.PREDICATES,
             **runtime_files.PREDICATES,
             **gate.PREDICATES,
             **adapters.PREDICATES,

@@ -6,7 +6,16 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 from gpufleet.hosts.model import ContainerFact, DiskFact, Fact, GpuFact, HostFacts, Known, Symptom, Unknown
-from gpufleet.hosts.probes import container, gpus, nvidia_smi, nvidia_xml, runtime, system, topology
+from gpufleet.hosts.probes import (
+    boot_layout,
+    container,
+    gpus,
+    nvidia_smi,
+    nvidia_xml,
+    runtime,
+    system,
+    topology,
+)
 from gpufleet.hosts.probes.script import Section
 from gpufleet.names import HostName
 
@@ -56,6 +65,7 @@ def compose(
         listening=system.parse_ports(sections.get("listening"), sections.get("sockets")),
         lease=Known(lease.value.line() if lease.value else "") if isinstance(lease, Known) else lease,
         open_runs=system.parse_runs(sections.get("runs")),
+        boot_layout=boot_layout.parse(sections.get("boot")),
         symptoms=engine.symptoms + gpu_symptoms + _lease_symptoms(lease),
     )
 

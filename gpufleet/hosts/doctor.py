@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 
+from gpufleet.hosts.boot_drift import BootDrift, Standing, drift
 from gpufleet.hosts.model import ContainerFact, DiskFact, Fact, GpuFact, HostFacts, Known, Symptom, Unknown
 from gpufleet.inventory.model import Become, Host
 
@@ -267,11 +268,11 @@ def _gpus(facts: HostFacts) -> Iterator[Finding]:
     if isinstance(facts.gpus, Unknown):
         return
     for gpu in facts.gpus.value:
-        yield from _gpu(gpu)
+        yield from _gpu(gpu, drift(gpu, facts.boot_layout))
         yield from _strangers(gpu, facts.containers)
 
 
-def _gpu(gpu: GpuFact) -> Iterator[Finding]:
+def _gpu(gpu: GpuFact, boot: BootDrift) -> Iterator[Finding]:
     values: tuple[Fact[object], ...] = (
         gpu.memory_total_mib,
         gpu.memory_used_mib,
@@ -304,13 +305,27 @@ def _gpu(gpu: GpuFact) -> Iterator[Finding]:
             fix=f"stop what uses it, then: sudo nvidia-smi --gpu-reset -i {gpu.uuid};"
             f" or take it back: sudo nvidia-smi -i {gpu.uuid} -mig {int(current.value)}",
         )
-    if current == Known(True) and gpu.mig.instances == Known(()):
+    if boot.drifted:
+        yield _boot_drift(gpu, boot)
+    elif current == Known(True) and gpu.mig.instances == Known(()):
         yield Finding(
             code="mig-empty",
             severity=_WARNING,
             message=f"MIG of GPU {gpu.index} ({gpu.uuid}) is on and it has no slice: nothing can run on it",
             fix="cut it with `gpufleet mig reconfigure`, or switch MIG off",
         )
+
+
+def _boot_drift(gpu: GpuFact, boot: BootDrift) -> Finding:
+    lost = boot.standing is Standing.LOST
+    return Finding(
+        code="mig-layout-lost" if lost else "mig-layout-differs",
+        severity=_WARNING,
+        message=f"GPU {gpu.index} ({gpu.uuid}): {boot.text()}",
+        fix="sudo systemctl restart gpufleet-mig.service, and look at: journalctl -u gpufleet-mig"
+        if lost
+        else "keep what is there with `gpufleet mig persist`, or cut the GPU as it was",
+    )
 
 
 def _strangers(gpu: GpuFact, containers: Fact[tuple[ContainerFact, ...]]) -> Iterator[Finding]:

@@ -194,6 +194,36 @@ class Symptom:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BootSlice:
+    """A slice that a boot brings back; `uuid` is the one it had when it was written down, empty where unknown."""
+
+    profile: str
+    start: int
+    size: int
+    uuid: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class BootGpu:
+    """The slices of one GPU, in the order in which they are made."""
+
+    uuid: GpuUuid
+    slices: tuple[BootSlice, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class BootLayout:
+    """What a host brings back at boot, and the CDI specifications that are written anew then."""
+
+    gpus: tuple[BootGpu, ...] = ()
+    cdi: tuple[str, ...] = ()
+
+    def of(self, uuid: GpuUuid) -> BootGpu | None:
+        """One GPU; None for one whose slices are left to themselves."""
+        return next((one for one in self.gpus if one.uuid == uuid), None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class HostFacts:
     """All answers of one round trip to one host.
 
@@ -231,6 +261,8 @@ class HostFacts:
     open_runs: Fact[tuple[str, ...]] = field(default=Known(()))
     """Runs whose journal copy on this host has no settled record."""
     symptoms: tuple[Symptom, ...] = ()
+    boot_layout: Fact[BootLayout] = field(default=Known(BootLayout()))
+    """The slices that the host brings back at boot (`gpufleet mig persist`)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from gpufleet.lab.programs import install
 from gpufleet.lab.shell.call import Call, Program
 from gpufleet.lab.shell.curl_tool import curl_program
 from gpufleet.lab.shell.run import Ended, run_shell
-from gpufleet.lab.simhost import EngineHost, LabClock, Listener, Service, SimHost
+from gpufleet.lab.simhost import EngineHost, LabClock, Listener, Service, SimHost, exec_start
 from gpufleet.lab.vllm.engines import ModelEngines
 from gpufleet.lab.vllm.spec import LAB_VARIABLE, engine_words
 
@@ -62,6 +62,8 @@ class LabHost:
     gpus: GpuSet
     dead: bool = False
     back_at: float | None = None
+    journal: list[str] = field(default_factory=list)
+    """What units that a boot started said on standard error."""
     lock: threading.Lock = field(default_factory=threading.Lock)
     """Held by whoever runs a script here, but for its waits."""
 
@@ -215,7 +217,23 @@ def _lab_host(
     lab = LabHost(wish=wish, host=host, containers=containers, gpus=gpus)
     programs["lab-fault"] = _fault_program(lab)
     install(host, programs, without=wish.without)
+    host.on_boot.insert(0, lambda: _start_units(lab))
     return lab
+
+
+def _start_units(lab: LabHost) -> None:
+    """Units of /etc/systemd/system that a boot starts, before containers come up again."""
+    folder = "/etc/systemd/system/multi-user.target.wants"
+    kernel_files.forget_nodes(lab.host)
+    kernel_files.show_capabilities(lab.host, lab.gpus)
+    for link in lab.host.fs.names(folder) if lab.host.fs.exists(folder) else ():
+        name = link.removesuffix(".service")
+        lab.host.services.pop(name, None)
+        words = exec_start(lab.host, name)
+        ended = run_shell(lab.host, " ".join(words), b"", user="root", patience=600.0) if words else None
+        lab.journal += ended.stderr.decode("utf-8", "replace").splitlines() if ended else []
+        if ended and ended.code == 0:
+            lab.host.services[name] = Service()
 
 
 def _fault_program(lab: LabHost) -> Program:

@@ -166,6 +166,15 @@ class Service:
     """The unit that this name stands for."""
 
 
+def exec_start(host: SimHost, name: str) -> list[str]:
+    """What the unit file of a service starts; nothing when there is none."""
+    path = f"/etc/systemd/system/{name}.service"
+    text = host.fs.read(path).decode() if host.fs.exists(path) else ""
+    return next(
+        (line.partition("=")[2].split() for line in text.splitlines() if line.startswith("ExecStart=")), []
+    )
+
+
 class SimHost:
     """One machine."""
 
@@ -214,6 +223,7 @@ class SimHost:
             "/dev",
             "/opt",
             "/srv",
+            "/run/systemd/system",
         ):
             fs.make_directories(path)
         for path in ("/tmp", "/dev/shm", "/var/tmp"):

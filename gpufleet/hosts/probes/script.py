@@ -30,6 +30,9 @@ SCRIPT_SECONDS = 180.0
 PLACES = ("/usr/bin", "/usr/local/bin", "/snap/bin", "/opt/bin", "~/bin", "~/.local/bin")
 """Where a runtime is looked for after PATH, as people read it."""
 
+BOOT_LAYOUT = "/etc/gpufleet/mig-layout"
+"""Where a host keeps the slices that a boot brings back; `probes.boot_layout` reads it."""
+
 SCRIPT = f"""\
 wanted=$1
 given=$2
@@ -285,6 +288,13 @@ if [ -d "$lease" ]; then
   cat "$lease/lease.json"
 fi
 end lease 0
+begin boot
+status=skipped
+if [ -e {BOOT_LAYOUT} ]; then
+  cat {BOOT_LAYOUT}
+  status=$?
+fi
+end boot "$status"
 begin runs
 for run in "$home"/.gpufleet/runs/*/; do
   if [ -e "${{run}}journal.jsonl" ] && [ ! -e "${{run}}settled" ]; then

@@ -70,13 +70,7 @@ def furnish(host: SimHost, devices: GpuSet) -> Modules:
     devices.kept_open = lambda gpu: _kept_open(host, gpu)
     show_capabilities(host, devices)
     make_nodes(host, devices)
-    host.on_boot.append(lambda: _boot(host, devices))
     return modules
-
-
-def _boot(host: SimHost, devices: GpuSet) -> None:
-    forget_nodes(host)
-    show_capabilities(host, devices)
 
 
 def _kept_open(host: SimHost, gpu: SimGpu) -> bool:

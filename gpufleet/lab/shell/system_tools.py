@@ -11,7 +11,7 @@ from gpufleet.lab.shell.options import read_options
 from gpufleet.lab.shell.streams import byte_text
 from gpufleet.lab.shell.syntax import Unsupported
 from gpufleet.lab.simfs import FsError
-from gpufleet.lab.simhost import Killed, SudoRule
+from gpufleet.lab.simhost import PATH, Killed, Service, SudoRule, exec_start
 
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)([smhd]?)")
 _SCALE = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
@@ -267,12 +267,23 @@ def _systemctl(call: Call) -> int:
         if call.user != "root":
             return call.complain("Failed to connect to bus: Interactive authentication required.")
         for name in names:
+            if name not in call.host.services and verb in {"start", "restart"} and _from_file(call, name):
+                continue
             if name not in call.host.services:
                 return call.complain(f"Failed to {verb} {name}.service: Unit {name}.service not found.", 5)
             if verb in {"start", "stop", "restart"}:
                 call.host.change_service(name, active=verb != "stop", restarted=verb == "restart")
         return 0
     raise Unsupported(f"systemctl {verb}")
+
+
+def _from_file(call: Call, name: str) -> bool:
+    """A oneshot unit that stands under /etc/systemd/system and is not loaded yet: what it starts is run."""
+    words = exec_start(call.host, name)
+    if not words or call.shell.program(words, {"PATH": PATH}, user="root", stdin=call.stdin):
+        return False
+    call.host.services[name] = Service()
+    return True
 
 
 def _show_units(call: Call, names: list[str], wanted: list[str]) -> int:
