@@ -29,8 +29,10 @@ publishing is idempotent and is repeated by a resume.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from types import MappingProxyType
 from typing import TypeAlias
 
@@ -288,31 +290,45 @@ def decide(state: State, limit: int) -> tuple[Effect, ...]:
         return ()
     match state.phase:
         case RunPhase.APPLYING:
-            return _forward(state)[:room]
+            return _forward(state, room)
         case RunPhase.UNDOING:
             return _backward(state)[:room]
         case _:
             return ()
 
 
-def _forward(state: State) -> tuple[Effect, ...]:
-    if _all_done(state):
+def _forward(state: State, room: int) -> tuple[Effect, ...]:
+    """At most `room` acts. A run comes by here after every event, a fleet's with its thousands: one look at a step."""
+    done: set[StepId] = set()
+    waiting: list[StepId] = []
+    doubtful = False
+    unseen: list[StepId] = []
+    for step, status in state.statuses.items():
+        phase = status.phase
+        if phase is Phase.DONE:
+            done.add(step)
+        elif phase is Phase.PENDING or phase is Phase.PARTIAL:
+            waiting.append(step)
+        elif phase in IN_DOUBT:
+            doubtful = True
+            if phase is not Phase.DOUBTFUL:
+                unseen.append(step)
+    if len(done) == len(state.statuses):
         return (Publish(),)
-    phases = {status.phase for status in state.statuses.values()}
-    if phases & IN_DOUBT:
-        return tuple(
-            Look(step=step.id, act=Act.DO)
-            for step in state.plan.steps
-            if state.phase_of(step.id) in {Phase.UNKNOWN, Phase.INTERRUPTED}
-        )
-    done = {step for step, status in state.statuses.items() if status.phase is Phase.DONE}
-    # Hosts of a fleet wait for the same steps: each set is compared once.
-    met = {after for after in {step.after for step in state.plan.steps} if after <= done}
-    return tuple(
-        Run(step=step.id)
-        for step in state.plan.steps
-        if state.phase_of(step.id) in {Phase.PENDING, Phase.PARTIAL} and step.after in met
-    )
+    if doubtful:
+        return tuple(Look(step=step, act=Act.DO) for step in unseen[:room])
+    return tuple(Run(step=step) for step in islice(_ready(state, waiting, done), room))
+
+
+def _ready(state: State, waiting: Iterable[StepId], done: AbstractSet[StepId]) -> Iterator[StepId]:
+    """Those that need nothing more. Hosts of a fleet wait for the same steps: each set is compared once."""
+    met: dict[frozenset[StepId], bool] = {}
+    for step in waiting:
+        after = state.steps[step].after
+        if after not in met:
+            met[after] = after <= done
+        if met[after]:
+            yield step
 
 
 def _backward(state: State) -> tuple[Effect, ...]:
