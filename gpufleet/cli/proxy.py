@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
+from gpufleet.cli import proxy_options as options
 from gpufleet.cli.console import Answer, finish, note, table, warn
 from gpufleet.cli.settings import current
 from gpufleet.errors import CannotServe, ExitCode, UsageError
@@ -25,60 +25,27 @@ app = typer.Typer(
 
 _LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
 
-Routes = Annotated[
-    Path | None,
-    typer.Option(
-        "--routes", metavar="PATH", help="The route table; routes.json of the state directory by default."
-    ),
-]
-Admin = Annotated[
-    str, typer.Option("--admin", metavar="HOST:PORT", help="Health, metrics, status page, drain.")
-]
-
 
 @app.command()
 def serve(
-    listen: Annotated[
-        str, typer.Option("--listen", metavar="HOST:PORT", help="Where clients send requests.")
-    ] = "127.0.0.1:8080",
-    admin: Admin = "127.0.0.1:8081",
-    routes: Routes = None,
-    allow_anonymous: Annotated[
-        bool, typer.Option("--allow-anonymous", help="Serve requests without a key.")
-    ] = False,
-    wait_for_routes: Annotated[
-        bool, typer.Option("--wait-for-routes", help="Start although there is nothing to serve yet.")
-    ] = False,
-    health_every: Annotated[
-        float,
-        typer.Option("--health-every", metavar="SECONDS", min=0.1, help="Between two looks at a member."),
-    ] = 5.0,
-    drain: Annotated[
-        float,
-        typer.Option("--drain", metavar="SECONDS", min=0.0, help="What requests in flight get at the end."),
-    ] = 600.0,
-    take_over: Annotated[
-        bool,
-        typer.Option(
-            "--take-over",
-            help="Take the port over from the proxy that runs: it finishes what it has, and no client is lost.",
-        ),
-    ] = False,
-    handover: Annotated[
-        Path | None,
-        typer.Option(
-            "--handover",
-            metavar="PATH",
-            help="The socket over which proxies hand over; in the state directory, by port, by default.",
-        ),
-    ] = None,
+    listen: options.Listen = "127.0.0.1:8080",
+    admin: options.Admin = "127.0.0.1:8081",
+    routes: options.Routes = None,
+    allow_anonymous: options.AllowAnonymous = False,
+    wait_for_routes: options.WaitForRoutes = False,
+    health_every: options.HealthEvery = 5.0,
+    drain: options.Drain = 600.0,
+    workers: options.Workers = 1,
+    take_over: options.TakeOver = False,
+    handover: options.Handover = None,
 ) -> None:
     """Serve until Ctrl-C or SIGTERM; a second one does not wait for requests in flight. SIGHUP reads files again."""
     import logging
 
     from gpufleet.proxy.config import ProxyConfig
     from gpufleet.proxy.decide.health import HealthRules
-    from gpufleet.proxy.run.server import run
+    from gpufleet.proxy.run.server import run as run_alone
+    from gpufleet.proxy.run.supervisor import run as run_workers
 
     settings = current()
     config = ProxyConfig(
@@ -91,10 +58,12 @@ def serve(
         drain=drain,
         handover=str(handover or settings.state_dir / f"proxy-{_address('--listen', listen).port}.sock"),
         take_over=take_over,
+        workers=workers,
         health=HealthRules(every=health_every, timeout=min(2.0, health_every)),
     )
     level = logging.WARNING if settings.quiet else logging.INFO
     logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(message)s")
+    run = run_workers if workers > 1 else run_alone
     run(config, on_started=lambda started: _greet(config, started))
     raise finish(Answer(command="proxy serve", fields={"stopped": True}, text=""))
 
@@ -110,7 +79,7 @@ def _greet(config: ProxyConfig, started: Started) -> None:
 
 
 @app.command()
-def check(routes: Routes = None) -> None:
+def check(routes: options.Routes = None) -> None:
     """Read the route table as `serve` would, and say what is wrong with it."""
     from gpufleet.proxy.run.fleet import TableRefused, check
     from gpufleet.proxy.run.key_reference import resolve
@@ -159,7 +128,7 @@ def _pools_text(routes: RouteTable) -> str:
 
 
 @app.command()
-def status(admin: Admin = "127.0.0.1:8081") -> None:
+def status(admin: options.Admin = "127.0.0.1:8081") -> None:
     """Ask a running proxy for its members, their health and their requests in flight."""
     page = _ask(_address("--admin", admin))
     rows = [

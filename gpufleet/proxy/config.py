@@ -61,6 +61,7 @@ class ProxyConfig:
         buffered_limit: bytes of all request bodies together, arriving and waiting for their engines.
         tick: seconds between two looks at files, deadlines and idle connections.
         drain: seconds that requests in flight get when the proxy ends.
+        workers: processes that serve the port together.
         handover: path of the socket over which another proxy takes over from this one; empty for none.
         take_over: take the port over from the proxy that offers it there; start anew when none does.
     """
@@ -75,6 +76,7 @@ class ProxyConfig:
     buffered_limit: int = 1024 * 1024 * 1024
     tick: float = 0.5
     drain: float = 600.0
+    workers: int = 1
     handover: str = ""
     take_over: bool = False
     timeouts: Timeouts = field(default_factory=Timeouts)

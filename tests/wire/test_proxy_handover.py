@@ -270,19 +270,19 @@ def test_real_processes(tmp_path):
         words = ["--state-dir", str(tmp_path), "proxy", "serve", "--allow-anonymous", "--take-over"]
         words += ("--listen", str(address), "--admin", f"127.0.0.1:{free_port()}", "--drain", "20")
 
-        def start():
-            process = stack.enter_context(command(*words))
+        def start(workers):
+            process = stack.enter_context(command(*words, "--workers", str(workers)))
             stack.callback(process.kill)
             for line in iter(process.stderr.readline, ""):
                 if "serving at" in line:
                     return process
             raise AssertionError("it ended before it served")
 
-        running = start()
+        running = start(1)
         with Load(address, clients=4) as load:
-            for _ in range(2):
+            for workers in (2, 1, 2):
                 before, old = load.served, running
-                running = start()
+                running = start(workers)
                 eventually(partial(load.has_served, before + 20))
                 assert old.wait(PATIENCE * 3) == 0
         assert load.wrong == []

@@ -8,7 +8,9 @@ import threading
 from types import TracebackType
 
 from gpufleet.proxy.config import ProxyConfig
-from gpufleet.proxy.run.server import Started, loop_factory, serve
+from gpufleet.proxy.run.process import loop_factory
+from gpufleet.proxy.run.server import Started, serve
+from gpufleet.proxy.run.supervisor import supervise
 
 
 class ProxyThread:
@@ -25,7 +27,8 @@ class ProxyThread:
     def _main(self) -> None:
         try:
             with asyncio.Runner(loop_factory=self._factory) as runner:
-                runner.run(serve(self._config, on_started=self._on_started))
+                main = supervise if self._config.workers > 1 else serve
+                runner.run(main(self._config, on_started=self._on_started))
         except BaseException as error:  # noqa: BLE001 - handed to the thread that waits
             self._error = error
         finally:

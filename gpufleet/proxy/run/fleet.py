@@ -205,9 +205,15 @@ class Fleet:
             pool.eligible = eligible(pool.seats)
 
     def counts(self) -> list[tuple[str, str, int]]:
-        """Id, address and requests in flight of every member that has some, those that left the table too."""
+        """Id, address and requests in flight of every member that has some here, those that left the table too."""
         members = (*self.members.items(), *self._leaving.items())
         return [(*identity, member.running) for identity, member in members if member.running]
+
+    def counts_in_all(self) -> list[tuple[str, str, int]]:
+        """The same with what other processes have in flight."""
+        members = (*self.members.items(), *self._leaving.items())
+        sums = ((identity, member.running + member.elsewhere) for identity, member in members)
+        return [(*identity, number) for identity, number in sums if number]
 
     def count_elsewhere(self, counts: Sequence[tuple[str, str, int]]) -> None:
         """What the other processes have in flight, in place of what they told before."""

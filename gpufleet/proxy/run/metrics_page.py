@@ -31,6 +31,12 @@ def _members(state: ProxyState) -> Iterator[Family]:
             lambda seat: seat.member.running,
         ),
         (
+            "in_flight_elsewhere",
+            "What each process counts for the others of this proxy, summed; with one process it is 0.",
+            "sum",
+            lambda seat: seat.member.elsewhere,
+        ),
+        (
             "endpoint_healthy",
             "1: health lets it be asked.",
             "min",

@@ -24,21 +24,29 @@ Sockets = dict[str, list[socket.socket]]
 """By purpose, `listen` or `admin`."""
 
 
-def bind(address: Address) -> list[socket.socket]:
-    """Every address that the name has. Raises `CannotServe` with the reason and what to do."""
+def bind(address: Address, copies: int = 1) -> list[socket.socket]:
+    """Every address that the name has, each so many times. Raises `CannotServe` with the reason and what to do."""
     found: list[socket.socket] = []
     try:
         port = address.port
-        for family, kind, protocol, _, place in _resolved(address):
-            sock = socket.socket(family, kind, protocol)
-            found.append(sock)
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            if family == socket.AF_INET6:
-                sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-            sock.setblocking(False)
-            sock.bind((place[0], port, *place[2:]))
-            sock.listen(BACKLOG)
-            port = sock.getsockname()[1]  # port 0: the second family takes the number that the first got
+        for copy in range(copies):
+            for family, kind, protocol, _, place in _resolved(address):
+                if copy == 0 and copies > 1:
+                    # Without SO_REUSEPORT first: with it, a stranger's port could be shared without a word.
+                    with socket.socket(family, kind, protocol) as probe:
+                        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                        probe.bind((place[0], port, *place[2:]))
+                sock = socket.socket(family, kind, protocol)
+                found.append(sock)
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                if copies > 1:
+                    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+                if family == socket.AF_INET6:
+                    sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+                sock.setblocking(False)
+                sock.bind((place[0], port, *place[2:]))
+                sock.listen(BACKLOG)
+                port = sock.getsockname()[1]  # port 0: the others take the number that the first got
     except OSError as error:
         for sock in found:
             sock.close()

@@ -1,0 +1,49 @@
+"""The options of `gpufleet proxy`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+Routes = Annotated[
+    Path | None,
+    typer.Option(
+        "--routes", metavar="PATH", help="The route table; routes.json of the state directory by default."
+    ),
+]
+Admin = Annotated[
+    str, typer.Option("--admin", metavar="HOST:PORT", help="Health, metrics, status page, drain.")
+]
+Listen = Annotated[str, typer.Option("--listen", metavar="HOST:PORT", help="Where clients send requests.")]
+AllowAnonymous = Annotated[bool, typer.Option("--allow-anonymous", help="Serve requests without a key.")]
+WaitForRoutes = Annotated[
+    bool, typer.Option("--wait-for-routes", help="Start although there is nothing to serve yet.")
+]
+HealthEvery = Annotated[
+    float, typer.Option("--health-every", metavar="SECONDS", min=0.1, help="Between two looks at a member.")
+]
+Drain = Annotated[
+    float,
+    typer.Option("--drain", metavar="SECONDS", min=0.0, help="What requests in flight get at the end."),
+]
+Workers = Annotated[
+    int,
+    typer.Option("--workers", metavar="N", min=1, max=64, help="Processes that serve the port together."),
+]
+TakeOver = Annotated[
+    bool,
+    typer.Option(
+        "--take-over",
+        help="Take the port over from the proxy that runs: it finishes what it has, and no client is lost.",
+    ),
+]
+Handover = Annotated[
+    Path | None,
+    typer.Option(
+        "--handover",
+        metavar="PATH",
+        help="The socket over which proxies hand over; in the state directory, by port, by default.",
+    ),
+]
