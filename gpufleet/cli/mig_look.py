@@ -65,7 +65,7 @@ def look(words: Sequence[str]) -> list[Look]:
     hosts = [inventory.hosts[name] for name in wanted]
     with closing(wiring.transport(inventory, current())) as transport:
         facts = gather(transport, hosts, clock=SystemClock(), forks=current().forks)
-        offers = gather_offers(transport, tuple(wanted), forks=current().forks)
+        offers = gather_offers(transport, hosts, forks=current().forks)
     return [found for name in wanted for found in _of_host(name, facts[name], offers[name], wanted[name])]
 
 

@@ -10,7 +10,7 @@ from gpufleet.clock import Clock
 from gpufleet.errors import FleetError, HostUnreachable
 from gpufleet.hosts import nvml
 from gpufleet.hosts.compose import compose
-from gpufleet.hosts.model import Fact, HostFacts, Symptom, Unknown
+from gpufleet.hosts.model import Fact, HostFacts, Known, Symptom, Unknown
 from gpufleet.hosts.probes import mig_tables, script
 from gpufleet.hosts.probes.system import pairs
 from gpufleet.inventory.model import Become, Connection, Host
@@ -19,6 +19,9 @@ from gpufleet.remote.fanout import fanout
 from gpufleet.remote.result import Exit, Lost
 from gpufleet.remote.sudo import SudoFailure, meaning
 from gpufleet.remote.transport import Session, Transport
+
+_ABSENT = frozenset({"driver-missing", "gpu-none"})
+"""Symptoms that NVML disproves."""
 
 Observer = Callable[[HostName, float], None]
 DEFAULT_FORKS = 32
@@ -55,19 +58,29 @@ def facts_of(transport: Transport, host: Host, *, clock: Clock) -> HostFacts:
     return _with_nvml(facts) if host.connection is Connection.LOCAL else facts
 
 
-def gather_offers(
-    transport: Transport, hosts: Sequence[HostName], *, forks: int = DEFAULT_FORKS
-) -> Mapping[HostName, Fact[Mapping[int, tuple[mig_tables.Offer, ...]]]]:
-    """What each host's GPUs can be cut into, by GPU index; Unknown with the reason where it could not be read."""
+Offers = Fact[Mapping[int, tuple[mig_tables.Offer, ...]]]
 
-    def look(name: HostName) -> Fact[Mapping[int, tuple[mig_tables.Offer, ...]]]:
+
+def gather_offers(
+    transport: Transport, hosts: Sequence[Host], *, forks: int = DEFAULT_FORKS
+) -> Mapping[HostName, Offers]:
+    """What each host's GPUs can be cut into, by GPU index; Unknown with the reason where it could not be read."""
+    by_name = {host.name: host for host in hosts}
+
+    def look(name: HostName) -> Offers:
+        if (
+            by_name[name].connection is Connection.LOCAL
+            and isinstance(own := nvml.offers(), Known)
+            and own.value
+        ):
+            return own
         with closing(transport.open(name)) as session:
             answer = session.run(mig_tables.COMMAND)
         if isinstance(answer, Lost):
             return Unknown(answer.reason)
         return mig_tables.offers(script.parse(answer.stdout, answer.stderr))
 
-    outcomes = fanout(tuple(hosts), look, forks=forks)
+    outcomes = fanout(tuple(by_name), look, forks=forks)
     return {
         name: Unknown(outcome.summary) if isinstance(outcome, FleetError) else outcome
         for name, outcome in outcomes.items()
@@ -75,18 +88,18 @@ def gather_offers(
 
 
 def _with_nvml(facts: HostFacts) -> HostFacts:
-    """GPUs of this machine from NVML, where there is no nvidia-smi to ask."""
-    absent = {"driver-missing", "gpu-none"}
-    if not absent & {symptom.code for symptom in facts.symptoms}:
+    """GPUs of this machine from NVML; where it does not tell, from nvidia-smi's text."""
+    seen = nvml.gpus()
+    if isinstance(seen, Unknown) or not seen.value:
         return facts
-    gpus = nvml.gpus()
-    if isinstance(gpus, Unknown) or not gpus.value:
-        return facts
+    text = {gpu.uuid: gpu for gpu in facts.gpus.value} if isinstance(facts.gpus, Known) else {}
+    if text and text.keys() != {gpu.uuid for gpu in seen.value}:
+        return facts  # one of them sees a part: the host's own tool is what changes are made with
     return replace(
         facts,
-        gpus=gpus,
-        driver=gpus.value[0].driver,
-        symptoms=tuple(symptom for symptom in facts.symptoms if symptom.code not in absent),
+        gpus=Known(tuple(nvml.merged(gpu, text.get(gpu.uuid, gpu)) for gpu in seen.value)),
+        driver=seen.value[0].driver,
+        symptoms=tuple(symptom for symptom in facts.symptoms if symptom.code not in _ABSENT),
     )
 
 
