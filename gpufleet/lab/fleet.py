@@ -224,8 +224,7 @@ def _lab_host(
 def _start_units(lab: LabHost) -> None:
     """Units of /etc/systemd/system that a boot starts, before containers come up again."""
     folder = "/etc/systemd/system/multi-user.target.wants"
-    kernel_files.forget_nodes(lab.host)
-    kernel_files.show_capabilities(lab.host, lab.gpus)
+    kernel_files.power_lost(lab.host, lab.gpus)
     for link in lab.host.fs.names(folder) if lab.host.fs.exists(folder) else ():
         name = link.removesuffix(".service")
         lab.host.services.pop(name, None)

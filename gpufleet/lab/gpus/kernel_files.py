@@ -221,8 +221,12 @@ def _capability_file(host: SimHost, place: str, number: int) -> None:
     host.fs.write(place, text.encode(), mode=0o444)
 
 
-def forget_nodes(host: SimHost) -> None:
-    """A boot: devtmpfs is empty but for what the driver makes by itself."""
+def power_lost(host: SimHost, devices: GpuSet) -> None:
+    """A boot: no service holds a GPU yet, and devtmpfs is empty but for what the driver makes by itself."""
+    held = host.parts.get("held", {})
+    devices.clients = {uuid: name for uuid, name in devices.clients.items() if name not in held}
+    held.clear()
+    show_capabilities(host, devices)
     folder = host.fs.seek("/dev/nvidia-caps")
     if isinstance(folder, Directory):
         for name in [name for name in folder.entries if name not in {"nvidia-cap1", "nvidia-cap2"}]:
