@@ -35,6 +35,9 @@ def serve(
     wait_for_routes: options.WaitForRoutes = False,
     health_every: options.HealthEvery = 5.0,
     drain: options.Drain = 600.0,
+    certificate: options.Certificate = None,
+    private_key: options.PrivateKey = None,
+    connections: options.Connections = 100_000,
     workers: options.Workers = 1,
     take_over: options.TakeOver = False,
     handover: options.Handover = None,
@@ -59,6 +62,9 @@ def serve(
         handover=str(handover or settings.state_dir / f"proxy-{_address('--listen', listen).port}.sock"),
         take_over=take_over,
         workers=workers,
+        certificate=str(certificate or ""),
+        private_key=str(private_key or ""),
+        connection_limit=connections,
         health=HealthRules(every=health_every, timeout=min(2.0, health_every)),
     )
     level = logging.WARNING if settings.quiet else logging.INFO
@@ -69,11 +75,12 @@ def serve(
 
 
 def _greet(config: ProxyConfig, started: Started) -> None:
-    note(f"serving at http://{started.listen}/v1, status at http://{started.admin}/")
+    scheme = "https" if config.certificate else "http"
+    note(f"serving at {scheme}://{started.listen}/v1, status at http://{started.admin}/")
     if not len(started.state.directory) and not config.allow_anonymous:
         warn("there is no token, so every request is refused; make one with `gpufleet token create NAME`")
-    if config.listen.host not in _LOOPBACK:
-        warn(f"{config.listen} is reached from other machines, without TLS: put a TLS proxy in front of it")
+    if config.listen.host not in _LOOPBACK and not config.certificate:
+        warn(f"{config.listen} is reached from other machines, without TLS: give it one with --certificate")
     if config.admin.host not in _LOOPBACK:
         warn(f"{config.admin} is reached from other machines, and whoever reaches it may drain members")
 

@@ -28,6 +28,22 @@ Drain = Annotated[
     float,
     typer.Option("--drain", metavar="SECONDS", min=0.0, help="What requests in flight get at the end."),
 ]
+Certificate = Annotated[
+    Path | None,
+    typer.Option(
+        "--certificate",
+        metavar="PATH",
+        help="Serve TLS with this PEM file; a renewed one is taken by itself.",
+    ),
+]
+PrivateKey = Annotated[
+    Path | None,
+    typer.Option("--private-key", metavar="PATH", help="Its key, when that stands in a file of its own."),
+]
+Connections = Annotated[
+    int,
+    typer.Option("--connections", metavar="N", min=1, help="Connections at once; one more is answered 503."),
+]
 Workers = Annotated[
     int,
     typer.Option("--workers", metavar="N", min=1, max=64, help="Processes that serve the port together."),

@@ -61,6 +61,9 @@ class ProxyConfig:
         buffered_limit: bytes of all request bodies together, arriving and waiting for their engines.
         tick: seconds between two looks at files, deadlines and idle connections.
         drain: seconds that requests in flight get when the proxy ends.
+        connection_limit: connections of clients; one more is answered 503 and closed.
+        certificate: path of a PEM file, for TLS; empty for plain TCP.
+        private_key: path of its key; empty when it stands in the certificate's file.
         workers: processes that serve the port together.
         handover: path of the socket over which another proxy takes over from this one; empty for none.
         take_over: take the port over from the proxy that offers it there; start anew when none does.
@@ -76,6 +79,9 @@ class ProxyConfig:
     buffered_limit: int = 1024 * 1024 * 1024
     tick: float = 0.5
     drain: float = 600.0
+    connection_limit: int = 100_000
+    certificate: str = ""
+    private_key: str = ""
     workers: int = 1
     handover: str = ""
     take_over: bool = False

@@ -12,6 +12,7 @@ import os
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from gpufleet.clock import Clock, SystemClock
 from gpufleet.proxy.config import Address, ProxyConfig
@@ -23,7 +24,9 @@ from gpufleet.proxy.run.process import run_loop
 from gpufleet.proxy.run.scrape import read_loads, watch
 from gpufleet.proxy.run.sockets import BACKLOG, Sockets, notify
 from gpufleet.proxy.run.sources import Sources
-from gpufleet.proxy.run.state import ProxyState
+from gpufleet.proxy.run.state import Connected, ProxyState
+from gpufleet.proxy.run.tls import Certificate
+from gpufleet.proxy.run.turned_away import TurnedAway
 
 _LOG = logging.getLogger("gpufleet.proxy")
 _GOODBYES = 5
@@ -86,6 +89,7 @@ class _Server:
         self._port = Port(
             config, drained=lambda: sorted(state.fleet.drained), counts=state.fleet.counts_in_all
         )
+        self._certificate: Certificate | None = None
         self._stop = asyncio.Event()
         self._hurry = asyncio.Event()
         self._servers: dict[str, list[asyncio.Server]] = {}
@@ -95,6 +99,8 @@ class _Server:
         """Everything that can be wrong is found before the first connection is accepted."""
         state, port = self._state, self._port
         self._sources.first()
+        if self._config.certificate:
+            self._certificate = Certificate(self._config.certificate, self._config.private_key)
         if given is None:
             port.open()
         else:
@@ -104,13 +110,22 @@ class _Server:
             state.fleet.refresh()
             state.fleet.count_elsewhere(port.taken.offer.counts)
         factories: dict[str, Callable[[], asyncio.Protocol]] = {
-            "listen": lambda: ClientConnection(state),
+            "listen": lambda: (
+                ClientConnection(state)
+                if len(state.clients) < self._config.connection_limit
+                else TurnedAway(state)
+            ),
             "admin": lambda: AdminConnection(state, OwnDesk(state)),
         }
         for purpose, found in port.sockets.items():
             for sock in found:
                 # A copy: closing the server must leave the socket to be handed over.
-                server = await self._loop.create_server(factories[purpose], sock=sock.dup(), backlog=BACKLOG)
+                server = await self._loop.create_server(
+                    factories[purpose],
+                    sock=sock.dup(),
+                    backlog=BACKLOG,
+                    **(self._tls() if purpose == "listen" else {}),
+                )
                 self._servers.setdefault(purpose, []).append(server)
         self._tasks = [
             self._loop.create_task(task) for task in (self._tick(), watch(state), read_loads(state))
@@ -118,6 +133,12 @@ class _Server:
         self._tasks += port.follow(self._loop, state.fleet.count_elsewhere)
         if given is None:
             self._tasks += port.offer(self._loop, self._hand_over)
+
+    def _tls(self) -> dict[str, Any]:
+        """Arguments of `create_server`; a handshake has as long as a request's head."""
+        if self._certificate is None:
+            return {}
+        return {"ssl": self._certificate.context, "ssl_handshake_timeout": self._config.timeouts.head}
 
     def _hand_over(self) -> None:
         """Another proxy accepts from the same queue: this one finishes what it has, requests on kept connections too."""
@@ -187,7 +208,7 @@ class _Server:
         for purpose in PURPOSES:
             self._close(purpose)
         self._port.end()
-        for connection in (*self._state.clients, *self._state.operators):
+        for connection in self._connected():
             connection.close()
         self._state.fleet.close()
         for _ in range(_GOODBYES):
@@ -200,6 +221,8 @@ class _Server:
             try:
                 self._state.wall = self._clock.now().timestamp()
                 self._sources.look()
+                if self._certificate is not None:
+                    self._certificate.look()
                 self._state.fleet.tick(self._loop.time())
                 self._look_at_clients()
             except Exception:  # noqa: BLE001 - the comment below
@@ -208,5 +231,9 @@ class _Server:
 
     def _look_at_clients(self) -> None:
         now = self._loop.time()
-        for connection in (*self._state.clients, *self._state.operators):
+        for connection in self._connected():
             connection.expire(now)
+
+    def _connected(self) -> tuple[Connected, ...]:
+        state = self._state
+        return (*state.clients, *state.operators, *state.turned_away)

@@ -79,6 +79,7 @@ class ProxyState:
         "started",
         "stopping",
         "succeeded",
+        "turned_away",
         "wall",
     )
 
@@ -92,6 +93,8 @@ class ProxyState:
         self.clients: set[Client] = set()
         self.operators: set[Connected] = set()
         """Connections to the admin address."""
+        self.turned_away: set[Connected] = set()
+        """Clients over the limit that read their refusal."""
         self.in_flight = 0
         """Requests between dispatch and last byte."""
         self.bodies = BodyBuffers()

@@ -35,6 +35,7 @@ from gpufleet.proxy.run.server import Started
 from gpufleet.proxy.run.sockets import BACKLOG, notify
 from gpufleet.proxy.run.sources import Sources
 from gpufleet.proxy.run.state import ProxyState
+from gpufleet.proxy.run.tls import Certificate
 from gpufleet.proxy.run.worker import CONNECTION, LARGEST_LINE, Assignment, Order, Report
 
 _LOG = logging.getLogger("gpufleet.proxy")
@@ -167,6 +168,10 @@ class _Supervisor:
     async def start(self) -> None:
         """Every worker serves when this returns. Raises `CannotServe`."""
         self._sources.first()
+        if self._config.certificate:
+            Certificate(
+                self._config.certificate, self._config.private_key
+            )  # what is wrong with it is said here, once
         port = self._port
         port.open(copies=self._config.workers)
         if port.taken is not None:
@@ -193,7 +198,11 @@ class _Supervisor:
         config, number = self._config, self._config.workers
         assignment = Assignment(
             config=replace(
-                config, handover="", take_over=False, buffered_limit=max(1, config.buffered_limit // number)
+                config,
+                handover="",
+                take_over=False,
+                buffered_limit=max(1, config.buffered_limit // number),
+                connection_limit=max(1, config.connection_limit // number),
             ),
             row=row,
             rows=self._rows,

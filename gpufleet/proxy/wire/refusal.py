@@ -149,6 +149,14 @@ def internal() -> Refusal:
     return Refusal(status=500, message=message, kind="internal_error", code=500, source="gateway")
 
 
+def too_many_connections() -> Refusal:
+    """503: no more clients at once."""
+    message = "The proxy serves as many connections as it may"
+    return Refusal(
+        status=503, message=message, kind="service_unavailable", code=503, retry_after=1, source="gateway"
+    )
+
+
 def overloaded() -> Refusal:
     """503: the bodies of waiting requests fill what the proxy may hold."""
     message = "The proxy holds as many requests as it may"
