@@ -29,6 +29,7 @@ def carry_of(
     dialects: Mapping[HostName, Dialect],
     spots: Mapping[HostName, Spot],
     word: Secret[str],
+    stall: float,
 ) -> Carry | None:
     """The image from hosts that have it to those that lack it, when their registry does not give it; None otherwise.
 
@@ -67,6 +68,7 @@ def carry_of(
         paths={host: store.path for host, store in stores.items()},
         dialects=dialects,
         giving=Giving(image=image.id, word=word, spots=spots),
+        stall=stall,
     )
 
 

@@ -28,11 +28,6 @@ ours() {
 }
 """
 
-PULL = """
-"$1" image inspect "$2" >/dev/null 2>&1 && exit 0
-"$1" pull -q "$2"
-"""
-
 IMAGE = """
 "$1" image inspect --format '{{.Id}}' "$2"
 """
@@ -199,6 +194,7 @@ class Dialect:
         updates: whether the restart policy of a container can be changed.
         rootless: whether it runs without root, so that limits cannot be raised.
         names_devices: whether GPUs are asked for as CDI devices.
+        store: directory in which it keeps images; empty when that is not known.
     """
 
     path: str
@@ -207,6 +203,7 @@ class Dialect:
     updates: bool
     rootless: bool
     names_devices: bool = False
+    store: str = ""
 
     @classmethod
     def of(cls, runtime: RuntimeFact) -> Dialect:
@@ -219,6 +216,7 @@ class Dialect:
             updates=runtime.kind != "podman" or _at_least(runtime.version, (5, 1)),
             rootless=bool(getattr(rootless, "value", False)),
             names_devices=runtime.names_devices,
+            store=str(getattr(runtime.root, "value", "")),
         )
 
     def script(
@@ -273,11 +271,6 @@ def _device_words(dialect: Dialect, devices: tuple[str, ...]) -> list[str]:
     if dialect.names_devices:
         return [word for device in devices for word in ("--device", f"nvidia.com/gpu={device}")]
     return ["--gpus", f'"device={",".join(devices)}"']
-
-
-def pull(dialect: Dialect, image: str) -> Command:
-    """Bring an image when it is not there."""
-    return dialect.script(PULL, image, mutates=True, timeout=PULL_TIMEOUT)
 
 
 def image(dialect: Dialect, reference: str) -> Command:

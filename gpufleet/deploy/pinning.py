@@ -48,7 +48,15 @@ def pin(
     there = _looked(tools, pulled or written, dialects)
     _room(there, facts)
     found = _pinned(tools, written, pulled, there, dialects)
-    carry = carry_of(tools, found, there, dialects=dialects, spots=spots_of(hosts, facts), word=word)
+    carry = carry_of(
+        tools,
+        found,
+        there,
+        dialects=dialects,
+        spots=spots_of(hosts, facts),
+        word=word,
+        stall=pool.gate.pull_stall,
+    )
     image = images.one_image(there)
     everywhere = image is not None and all(one.id for one in there.values())
     named = images.split(found.pulled)[1]

@@ -103,7 +103,8 @@ def bring_up(stage: Stage, waves: Sequence[Wave]) -> tuple[Step, ...]:
     hosts = sorted({new.host for wave in waves for new in wave.start})
     taken = stage.carry.steps(hosts, stage.launch.run) if stage.carry is not None else ()
     there = {step.id for step in taken}
-    pulls = [parts.pull_step(host, stage.dialects[host], image) for host in hosts]
+    stall = stage.launch.pool.gate.pull_stall
+    pulls = [parts.pull_step(host, stage.dialects[host], image, stall) for host in hosts]
     made: list[Step] = [*(step for step in pulls if step.id not in there), *taken]
     prior = frozenset(step.id for step in pulls)
     for number, wave in enumerate(waves, start=1):

@@ -10,6 +10,7 @@ from gpufleet.deploy import commands, gate
 from gpufleet.deploy.commands import Dialect, Drain
 from gpufleet.deploy.placement.api import WHOLE
 from gpufleet.deploy.placement.shares import SHARE_LABEL
+from gpufleet.deploy.pull import PULL_STALL, pull
 from gpufleet.deploy.replicas import (
     LABEL,
     New,
@@ -43,14 +44,14 @@ class Launch:
     image_label: str = ""
 
 
-def pull_step(host: HostName, dialect: Dialect, image: str) -> Step:
+def pull_step(host: HostName, dialect: Dialect, image: str, stall: float = PULL_STALL) -> Step:
     """Bring the image to one host; one that is named by its id is there, and no registry knows it by that."""
     there = is_id(image)
     return Step(
         id=StepId(f"pull-{host}"),
         host=host,
         title=f"use {image}, which is there" if there else f"pull {image}",
-        do=() if there else (commands.pull(dialect, image),),
+        do=() if there else (pull(dialect, image, stall),),
         undo=Irreversible("an image more on the host's disk is harmless"),
         verify=Check(look=commands.image(dialect, image), expect="image-present", data=(image,)),
         phase="pull",

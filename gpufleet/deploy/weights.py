@@ -48,7 +48,7 @@ def staging_of(
         word=new_word(tools.change.state_dir, run),
         spots=spots_of(hosts, facts),
     )
-    return replace(staging, giving=giving)
+    return replace(staging, giving=giving, stall=pool.gate.pull_stall)
 
 
 def word_of(staging: Staging | None) -> Secret[str] | None:

@@ -38,6 +38,8 @@ class Kind(StrEnum):
     DAEMON_BACK = "daemon-back"
     IMAGE_MISSING = "image-missing"
     """The registry no longer has any image, and neither has this host."""
+    STALL = "stall"
+    """No byte of what this host fetches from others arrives any more; connections stay open."""
     PORT_TAKEN = "port-taken"
     """A process of the host takes the ports named in `detail`, or 8000 to 8015."""
     ENGINE = "engine"
@@ -59,7 +61,8 @@ LINK = frozenset({Kind.LOSE_BEFORE, Kind.LOSE_AFTER, Kind.LATE, Kind.HANG, Kind.
 USUAL = tuple(
     kind
     for kind in Kind
-    if kind not in {Kind.LATE, Kind.HANDLES_LOST, Kind.GPU_MISHAP, Kind.GPU_CLIENT, Kind.GPU_FAULT}
+    if kind
+    not in {Kind.LATE, Kind.STALL, Kind.HANDLES_LOST, Kind.GPU_MISHAP, Kind.GPU_CLIENT, Kind.GPU_FAULT}
 )
 """What is drawn when nobody says which kinds."""
 

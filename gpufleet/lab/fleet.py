@@ -109,6 +109,8 @@ class LabHost:
                 self.containers.registry = Registry()
                 self.containers.registry.repositories = {}
                 self.containers.images = {}
+            case Kind.STALL:
+                self.host.stalled = True
             case Kind.PORT_TAKEN:
                 if not all(word.isdecimal() and int(word) < 65536 for word in fault.detail.split()):
                     raise ValueError(f"`{fault.detail}` is no list of ports")

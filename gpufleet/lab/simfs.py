@@ -76,12 +76,16 @@ class Link(Node):
 
 @dataclass(slots=True, kw_only=True)
 class Disk:
-    """One mounted file system, sizes in KiB. `full` makes every growth fail while reads go on."""
+    """One mounted file system, sizes in KiB. `full` makes every growth fail while reads go on.
+
+    `arriving` tells what is being written just now and is not charged yet.
+    """
 
     mount: str
     total_kib: int
     used_kib: int
     full: bool = False
+    arriving: Callable[[], int] = lambda: 0
 
     @property
     def free_kib(self) -> int:

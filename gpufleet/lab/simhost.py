@@ -198,6 +198,8 @@ class SimHost:
         self.services: dict[str, Service] = {"docker": Service(), "ssh": Service()}
         self.listeners: list[Listener] = [Listener("0.0.0.0", 22)]
         self.rest: Callable[[float, tuple[int, ...]], None] = self._rest
+        self.stalled = False
+        """Whether what it fetches from other machines stands still."""
         self.on_boot: list[Callable[[], None]] = []
         self.on_service: dict[str, list[Callable[[bool, bool], None]]] = {}
         self.parts: dict[str, Any] = {}

@@ -60,6 +60,7 @@ class GateDocument(_Shape, frozen=True, kw_only=True):
     """How long a new replica may take, in seconds, and what it is asked."""
 
     stall: Seconds = 600.0
+    pull_stall: Seconds = 300.0
     within: Seconds = 3600.0
     every: Annotated[float, Meta(ge=0.05, le=600)] = 2.0
     prompt: Annotated[str, Meta(min_length=1, max_length=10_000)] = "Say hello."
@@ -158,6 +159,7 @@ def from_model(pool: Pool) -> dict[str, Any]:
         strategy=strategy_document(pool.strategy),
         gate=GateDocument(
             stall=pool.gate.stall,
+            pull_stall=pool.gate.pull_stall,
             within=pool.gate.within,
             every=pool.gate.every,
             prompt=pool.gate.prompt,
@@ -219,6 +221,7 @@ def _built(document: PoolDocument, name: str) -> Pool:
         staging=staging,
         gate=GateWish(
             stall=document.gate.stall,
+            pull_stall=document.gate.pull_stall,
             within=document.gate.within,
             every=document.gate.every,
             prompt=document.gate.prompt,

@@ -67,9 +67,11 @@ class GateWish:
     Attributes:
         kind: of the model: `chat`, `completion`, `embedding`, `rerank`, `pooling`, `transcription`, `speech`;
             `models` asks for its name alone, and `auto` takes what the arguments tell, else a chat.
+        pull_stall: how long the image, or weights, may come without a byte.
     """
 
     stall: float = 600.0
+    pull_stall: float = 300.0
     within: float = 3600.0
     every: float = 2.0
     prompt: str = "Say hello."

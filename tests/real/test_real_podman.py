@@ -14,6 +14,7 @@ import pytest
 
 from gpufleet.deploy import commands
 from gpufleet.deploy.commands import Dialect, Drain
+from gpufleet.deploy.pull import pull
 from gpufleet.engine.model import EngineContainer
 from gpufleet.hosts.model import ContainerFact, Known, RuntimeFact
 from gpufleet.hosts.probes import container, runtime
@@ -123,7 +124,7 @@ def test_the_probe_reads_what_this_podman_says(house: House) -> None:
 def test_a_replica_is_started_found_stopped_restored_and_removed(house: House, dialect: Dialect) -> None:
     environment: dict[str, str | Secret[str]] = {"TOKEN": Secret('s3cret "quoted" $x', reference="${env:T}")}
     start = commands.start(dialect, RUN, STEP, environment, words(dialect, "gf-chat-0", port=18001))
-    house.tell(commands.pull(dialect, IMAGE))
+    house.tell(pull(dialect, IMAGE))
     assert house.tell(commands.image(dialect, IMAGE)).strip()
     house.tell(start)
     house.tell(start)  # again: what the first one left is removed before

@@ -76,11 +76,14 @@ ask() {
 }
 tries=0
 while :; do
-  size=$(ask size) sum=$(ask "$manifest")
+  size= sum=
+  size=$(ask size) && sum=$(ask "$manifest")
+  status=$?
   sum=${sum%% *}
-  case $size in
-  ''|*[!0-9]*) ;;
-  *) if [ "${#sum}" -eq 64 ]; then break; fi ;;
+  case $status-$size in
+  0-|0-*[!0-9]*) ;;
+  0-*) if [ "${#sum}" -eq 64 ]; then break; fi ;;
+  28-*) tries=4 ;;
   esac
   tries=$((tries + 1))
   if [ "$tries" -ge 5 ]; then say "$giver does not give the image: it is not reached, or its giver did not start"; exit 1; fi
@@ -173,10 +176,12 @@ def save(dialect: Dialect, final: str, reference: str, image: str, size: int) ->
     return dialect.script(SAVE, final, reference, image, mutates=True, timeout=_patience(size))
 
 
-def take(dialect: Dialect, final: str, near: Secret[str], giver: str, size: int) -> Command:
+def take(
+    dialect: Dialect, final: str, near: Secret[str], giver: str, *, size: int, stall: float = STALL
+) -> Command:
     """Copy an archive from another host: from the byte that is missing, compared by SHA-256."""
     return Command(
-        argv=(final, near, giver, str(STALL)),
+        argv=(final, near, giver, f"{max(1.0, stall):.0f}"),
         script=TAKE,
         mutates=True,
         timeout=_patience(size),

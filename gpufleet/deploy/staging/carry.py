@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from gpufleet.change.model import Check, Irreversible, Step
 from gpufleet.deploy.commands import Dialect
 from gpufleet.deploy.staging import archive, tree
+from gpufleet.deploy.staging.commands import STALL
 from gpufleet.deploy.staging.give import Giving
 from gpufleet.names import HostName, RunId, StepId
 
@@ -32,6 +33,7 @@ class Carry:
         lacking: hosts that take it, with the reason why no registry gives it there.
         paths: directory of the archive, by host.
         dialects: how each runtime is spoken to.
+        stall: seconds that a copy may come without a byte.
     """
 
     reference: str
@@ -42,6 +44,7 @@ class Carry:
     paths: Mapping[HostName, str]
     dialects: Mapping[HostName, Dialect]
     giving: Giving
+    stall: float = float(STALL)
 
     def sources(self, hosts: Sequence[HostName]) -> Mapping[HostName, HostName]:
         """From whom each of these hosts takes the image."""
@@ -93,7 +96,7 @@ class Carry:
         near = self.giving.base(parent)
         return replace(
             self._archive("take", host, f"take {self.reference} ({self.shown}) from {parent}"),
-            do=(archive.take(dialect, self.paths[host], near, parent, self.size),),
+            do=(archive.take(dialect, self.paths[host], near, parent, size=self.size, stall=self.stall),),
             after=frozenset({StepId(f"give-image-{parent}")}),
         )
 

@@ -22,7 +22,7 @@ from gpufleet.redact import Secret
 from gpufleet.remote.command import Command
 
 STALL = 300
-"""Seconds without a byte after which a transfer is tried again, and given up at the third time."""
+"""Seconds without a byte after which a transfer is given up."""
 
 PATIENCE = 600
 """Seconds without movement after which a writer of another machine counts as dead."""
@@ -109,10 +109,9 @@ bring() {
     else
       refused="cannot be written to $store: is its disk full?"
     fi
-    desk_off=$refused
-    return 1 ;;
+    desk_off=$refused; return 1 ;;
   esac
-  target=$1 bearer=$2 patient=30
+  target=$1 bearer=$2 patient=30 begun=$(date +%s)
   if [ -n "$3" ]; then patient=5; fi
   if [ "$bearer" = follow ]; then bearer=; fi
   if [ -n "$2" ]; then ask_where "$1" "$bearer" || { again=; return 1; }; fi
@@ -137,6 +136,7 @@ bring() {
   23) refused="cannot be written to $store: is its disk full?" again= ;;
   28)
     refused="no answer, or no byte for $stall s, from $(origin "$target")"
+    [ "$(($(date +%s) - begun))" -lt "$stall" ] || again=
     if [ -n "$3" ]; then near_off=yes again=; fi ;;
   33) rm -f "$incoming"; refused="$(origin "$target") cannot resume" ;;
   6|7)

@@ -25,6 +25,7 @@ class Staging:
         shared: the store is one directory that all hosts see.
         verify: what is there already is read again and repaired.
         giving: how hosts give to each other; None lets each read the source.
+        stall: seconds that a copy may come without a byte.
     """
 
     listing: Listing
@@ -34,6 +35,7 @@ class Staging:
     shared: bool = False
     verify: bool = False
     giving: Giving | None = None
+    stall: float = float(commands.STALL)
 
     def lacking(self, hosts: Sequence[HostName]) -> tuple[HostName, ...]:
         """Hosts that have something to do: those without the weights, all of them when they are verified."""
@@ -86,7 +88,12 @@ class Staging:
             title=f"stage {how} into {self.path}",
             do=(
                 commands.fetch(
-                    self.path, owner, self.fetches, near=near, mode="verify" if self.verify else "stage"
+                    self.path,
+                    owner,
+                    self.fetches,
+                    near=near,
+                    mode="verify" if self.verify else "stage",
+                    stall=max(1, round(self.stall)),
                 ),
             ),
             undo=(commands.tidy(self.path, owner),),

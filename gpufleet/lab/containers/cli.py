@@ -189,7 +189,7 @@ def _update(invocation: Invocation) -> int:
 def _pull(invocation: Invocation) -> int:
     words = invocation.read("q quiet", "platform")
     reference = words.operands[0]
-    image = invocation.engine.pull(reference, invocation.call.pause)
+    image = invocation.engine.pull(reference, invocation.call.pause_first)
     if not {"q", "quiet"} & words.flags:
         invocation.say(f"{image.reference.rpartition(':')[2]}: Pulling from library", f"Digest: {image.id}")
     invocation.say(

@@ -25,6 +25,7 @@ from gpufleet.lab.containers.model import (
     Wish,
     full_reference,
 )
+from gpufleet.lab.containers.pulls import Pulls
 from gpufleet.lab.shell.call import Program
 from gpufleet.lab.simhost import EngineHost, Listener, SimHost
 from gpufleet.lab.vllm.spec import LAB_VARIABLE
@@ -62,6 +63,7 @@ class ContainerEngine:
         self.stubborn = False
         """Whether processes in containers ignore SIGTERM."""
         self.images: dict[str, Image] = {}
+        self.pulls = Pulls(host)
         self.containers: dict[str, Container] = {}
         self._stamps: dict[str, list[str]] = {}
         self.launch_words: dict[str, str] = {}
@@ -148,7 +150,7 @@ class ContainerEngine:
         """Fetch an image; takes the registry's time."""
         wanted = full_reference(reference)
         size = self.registry.size(wanted, self.host.name)
-        pause(self.registry.seconds)
+        self.pulls.wait(wanted, size, self.registry.seconds, pause)
         if self.host.fs.disk_of("/var/lib/docker").full:
             raise Refused("write /var/lib/docker/tmp/GetImageBlob804231: no space left on device")
         return self.add_image(wanted, size)

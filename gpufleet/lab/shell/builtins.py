@@ -254,6 +254,7 @@ def _wait_one(shell: Shell, pid: int) -> int:
         return shell.shared.finished.pop(pid, 127)
     process = shell.host.processes.get(pid)
     if process is not None and process.signal:
+        shell.shared.again.pop(pid, None)
         shell.host.finish(pid)
         return 128 + process.signal
     raise Unsupported("waiting for a background job that sleeps")

@@ -68,6 +68,10 @@ class Shared:
     """Pid of a parked job and when its sleep ends."""
     finished: dict[int, int] = field(default_factory=dict)
     """Pid of a background job that ended and its status."""
+    again: dict[int, Callable[[], int]] = field(default_factory=dict)
+    """Pid of a parked job that does nothing before its sleep is over, and what runs it then."""
+    ripe: bool = False
+    """Whether the job that runs now has slept already."""
 
 
 class PowerCut(Ending):
@@ -75,7 +79,12 @@ class PowerCut(Ending):
 
 
 class Parked(Ending):
-    """A background job would sleep."""
+    """A background job would sleep; `first`: before it did anything, so that it can be run when that is over."""
+
+    def __init__(self, until: float, *, first: bool = False) -> None:
+        super().__init__(until)
+        self.until = until
+        self.first = first
 
 
 @dataclass(slots=True, kw_only=True)
@@ -121,6 +130,10 @@ class Call:
     def pause(self, seconds: float) -> None:
         """Let time pass; raises when a deadline or a signal comes first."""
         self.shell.pause(seconds)
+
+    def pause_first(self, seconds: float) -> None:
+        """The same for a program that has done nothing yet: in the background it is then run when the time is over."""
+        self.shell.pause(seconds, first=True)
 
 
 Program: TypeAlias = Callable[[Call], int]

@@ -61,7 +61,9 @@ def _curl(call: Call, network: Network) -> int:
     deadlines = call.shell.shared.deadlines
     deadlines.append(limit)
     try:
-        answer = _asked_daemon(call, options, request) or _ask(call, network, request)
+        answer = _asked_daemon(call, options, request) or _ask(
+            call, network, request, float(options.last("Y", "inf"))
+        )
     except DeadlinePassed as passed:
         if passed.at != limit:
             raise
@@ -94,7 +96,8 @@ def _asked_daemon(call: Call, options: Options, request: _Request) -> _Answer | 
     )
 
 
-def _ask(call: Call, network: Network, request: _Request) -> _Answer:
+def _ask(call: Call, network: Network, request: _Request, patience: float) -> _Answer:
+    """`patience`: seconds without a byte after which it gives up."""
     url = urlsplit(request.url)
     port = url.port or (443 if url.scheme == "https" else 80)
     path = (url.path or "/") + (f"?{url.query}" if url.query else "")
@@ -106,6 +109,11 @@ def _ask(call: Call, network: Network, request: _Request) -> _Answer:
         )
         for chunk in chunks:
             found.content += chunk
+        local = url.hostname in {"127.0.0.1", "localhost", call.host.address}
+        if call.host.stalled and not (local and call.host.listener(port) is not None):
+            found.content = found.content[: len(found.content) // 2]
+            call.pause(patience)
+            found.code, found.text = 28, "Operation too slow"
     except NoRoute as refused:
         found.code, found.text = refused.code, str(refused)
     except (ConnectionRefusedError, ConnectionResetError):

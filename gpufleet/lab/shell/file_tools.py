@@ -345,7 +345,7 @@ def _df(call: Call) -> int:
             else:
                 disks.append(call.host.fs.disk_of(path))
     for index, disk in enumerate(disks):
-        used = disk.total_kib if disk.full else disk.used_kib
+        used = disk.total_kib if disk.full else disk.used_kib + disk.arriving()
         share = f"{-(-used * 100 // disk.total_kib)}%"
         total, taken, free = (value // unit for value in (disk.total_kib, used, disk.free_kib))
         rows.append(f"/dev/nvme{index}n1p1 {total:>14} {taken:>9} {free:>9} {share:>8} {disk.mount}")

@@ -3,13 +3,15 @@
 Theory of operation. There are no threads and no real descriptors: the commands of a pipeline run one after the
 other, each reading what the one before wrote. Time passes only in `pause`, which every waiting program calls; a
 deadline (of `timeout`, or of whoever asked for the script) that comes first ends the wait. A job in the
-background runs at once to its end, except that one which would sleep is parked: it lives, can be killed, and is
-never resumed, which is what a watchdog needs and no more.
+background runs at once to its end, except that one which would sleep is parked: it lives and can be killed. One that
+did nothing before its sleep (`Call.pause_first`: a pull) is run when that is over; any other is never resumed, which is
+what a watchdog needs and no more.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 
 from gpufleet.lab.shell import builtins
 from gpufleet.lab.shell.arithmetic import ArithmeticFault
@@ -186,7 +188,7 @@ class Shell(Expansion, Programs):
                 if self.status and not isinstance(command, Sequence | If | For | Loop | Case):
                     self._check()
             case Background(command):
-                self._background(command)
+                self.begin_job(command)
         return self.status
 
     def _check(self) -> None:
@@ -272,24 +274,6 @@ class Shell(Expansion, Programs):
                 self.execute(body)
                 return
 
-    def _background(self, command: Node) -> None:
-        pid = self.host.spawn(self.user, "sh")
-        self.shared.background += 1
-        try:
-            status = self.run_child(command, fds={0: Reader()})
-        except Parked as parked:
-            self.shared.parked[pid] = parked.args[0]
-            self.host.processes[pid].until = (
-                self.host.clock.monotonic() + parked.args[0] - self.shared.elapsed
-            )
-        else:
-            self.shared.finished[pid] = status
-            self.host.finish(pid)
-        finally:
-            self.shared.background -= 1
-        self.last_background = pid
-        self.status = 0
-
     # -- simple commands ---------------------------------------------------------------------------------------
 
     def _faults(self, node: Simple) -> int:
@@ -373,14 +357,18 @@ class Shell(Expansion, Programs):
 
     # -- time --------------------------------------------------------------------------------------------------
 
-    def pause(self, seconds: float) -> None:
+    def pause(self, seconds: float, *, first: bool = False) -> None:
         """Let time pass; raises when a deadline or a signal comes first, or parks a background job."""
         shared = self.shared
+        if shared.background and first and shared.ripe:
+            return
         if shared.background:
-            raise Parked(shared.elapsed + seconds)
+            raise Parked(shared.elapsed + seconds, first=first)
         limit = min(shared.deadlines, default=float("inf"))
         slept = max(0.0, min(seconds, limit - shared.elapsed))
         self.host.rest(slept, tuple(shared.pids))
         shared.elapsed += slept
+        for pid in [pid for pid in shared.again if shared.parked.get(pid, math.inf) <= shared.elapsed]:
+            self.ripen(pid)
         if slept < seconds:
             raise DeadlinePassed(limit)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, cast
 
 from gpufleet.lab.shell.builtins import REFUSED
-from gpufleet.lab.shell.call import Call, Program, Shared
+from gpufleet.lab.shell.call import Call, Parked, Program, Shared
 from gpufleet.lab.shell.redirect import Redirections
-from gpufleet.lab.shell.streams import Reader
-from gpufleet.lab.shell.syntax import Unsupported
+from gpufleet.lab.shell.streams import Reader, Stream
+from gpufleet.lab.shell.syntax import Node, Unsupported
 from gpufleet.lab.simfs import FsError
 from gpufleet.lab.simhost import Killed
 
@@ -23,6 +23,13 @@ class Programs(Redirections):
     exported: set[str]
     shared: Shared
     traps: dict[str, str]
+
+    status: int
+    last_background: int
+
+    def run_child(self, command: Node, *, fds: dict[int, Stream]) -> int:
+        """Run a command in a subshell."""
+        raise NotImplementedError
 
     def run_lines(self, text: str) -> None:
         """Run script text as part of this shell."""
@@ -92,3 +99,39 @@ class Programs(Redirections):
         elif number and self.shared.parked.get(pid) is None and number in {9, 15}:
             self.host.finish(pid)
         return True
+
+    # -- jobs in the background ----------------------------------------------------------------------------------
+
+    def begin_job(self, command: Node) -> None:
+        """`command &`."""
+        pid = self.host.spawn(self.user, "sh")
+        self.shared.background += 1
+        try:
+            status = self.run_child(command, fds={0: Reader()})
+        except Parked as parked:
+            self.shared.parked[pid] = parked.until
+            until = self.host.clock.monotonic() + parked.until - self.shared.elapsed
+            if parked.first:
+                self.shared.again[pid] = lambda: self.run_child(command, fds={0: Reader()})
+            else:
+                self.host.processes[pid].until = until
+        else:
+            self.shared.finished[pid] = status
+            self.host.finish(pid)
+        finally:
+            self.shared.background -= 1
+        self.last_background = pid
+        self.status = 0
+
+    def ripen(self, pid: int) -> None:
+        """Run a parked job whose sleep is over, unless a signal ended it."""
+        shared, run = self.shared, self.shared.again.pop(pid)
+        if self.host.signalled(pid):
+            return
+        del shared.parked[pid]
+        shared.background, shared.ripe = shared.background + 1, True
+        try:
+            shared.finished[pid] = run()
+        finally:
+            shared.background, shared.ripe = shared.background - 1, False
+        self.host.finish(pid)

@@ -90,7 +90,7 @@ def saved(house: House) -> Exit:
 
 
 def taken(house: House, url: str) -> Exit:
-    return house.run(archive.take(house.dialect, house.final, Secret(f"{url}/word"), "gpu-02", 1))
+    return house.run(archive.take(house.dialect, house.final, Secret(f"{url}/word"), "gpu-02", size=1))
 
 
 def loaded(house: House, owner: str = "run-1") -> Exit:
@@ -180,7 +180,7 @@ def test_an_image_that_is_another_by_now_is_not_saved(one: House):
 
 def test_a_giver_that_does_not_answer_is_named(tmp_path: Path):
     two = House(tmp_path / "two")
-    command = archive.take(two.dialect, two.final, Secret("http://127.0.0.1:9/word"), "gpu-02", 1)
+    command = archive.take(two.dialect, two.final, Secret("http://127.0.0.1:9/word"), "gpu-02", size=1)
     answer = two.run(replace(command, script=command.script.replace("sleep", ":")))
     assert "gpu-02 does not give the image" in answer.stderr
     assert "word" not in answer.stderr
