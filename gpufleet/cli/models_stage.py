@@ -24,7 +24,7 @@ Model = Annotated[
     str,
     typer.Argument(
         metavar="MODEL",
-        help="ORG/NAME of the hub, hf://ORG/NAME@REVISION, s3://BUCKET/PREFIX, or file:///DIRECTORY on this machine.",
+        help="ORG/NAME of the hub, hf://ORG/NAME@REVISION, s3://BUCKET/PREFIX, file:///DIRECTORY on this machine, or host:///DIRECTORY on the hosts.",
     ),
 ]
 Hosts = Annotated[list[str] | None, typer.Option(metavar="SELECTOR", help="Where; may be repeated.")]

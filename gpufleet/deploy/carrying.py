@@ -7,7 +7,7 @@ from contextlib import closing
 
 from gpufleet.deploy.commands import Dialect
 from gpufleet.deploy.pin import Pin
-from gpufleet.deploy.staging import archive, commands, images, looks
+from gpufleet.deploy.staging import archive, images, looks, stores
 from gpufleet.deploy.staging.carry import Carry
 from gpufleet.deploy.staging.give import Giving, Spot
 from gpufleet.deploy.staging.images import ImageOnHost
@@ -50,9 +50,11 @@ def carry_of(
         tools.warn(f"no host can give {pin.written} to others: none that has it has a free port of its range")
         return None
     name = image.id.removeprefix("sha256:")[:16]
-    stores = _stores(tools, f"{archive.STORE}/{name}", (*having, *lacking))
-    _check_room(image.size, stores, lacking)
-    with_room = tuple(host for host in having if host in stores and _roomy(stores[host], image.size))
+    seen_stores = _stores(tools, f"{archive.STORE}/{name}", (*having, *lacking))
+    _check_room(image.size, seen_stores, lacking)
+    with_room = tuple(
+        host for host in having if host in seen_stores and _roomy(seen_stores[host], image.size)
+    )
     if not with_room:
         raise PreflightFailed(
             f"no host that has {pin.written} has room for an archive of it ({image.size >> 20} MiB)",
@@ -65,7 +67,7 @@ def carry_of(
         size=image.size,
         having=with_room,
         lacking=reasons,
-        paths={host: store.path for host, store in stores.items()},
+        paths={host: store.path for host, store in seen_stores.items()},
         dialects=dialects,
         giving=Giving(image=image.id, word=word, spots=spots),
         stall=stall,
@@ -96,7 +98,7 @@ def _reasons(
 def _stores(tools: Tools, wanted: str, hosts: Sequence[HostName]) -> dict[HostName, HostStore]:
     found = fanout(
         hosts,
-        lambda host: looks.read_survey(asked(tools, host, commands.survey(wanted))),
+        lambda host: looks.read_survey(asked(tools, host, stores.survey(wanted))),
         forks=tools.change.forks,
     )
     return {host: one for host, one in found.items() if isinstance(one, HostStore)}
@@ -106,10 +108,10 @@ def _roomy(store: HostStore, size: int) -> bool:
     return store.writable and (store.free_kib is None or store.free_kib * 1024 >= size)
 
 
-def _check_room(size: int, stores: Mapping[HostName, HostStore], lacking: Sequence[HostName]) -> None:
+def _check_room(size: int, seen_stores: Mapping[HostName, HostStore], lacking: Sequence[HostName]) -> None:
     rows = []
     for host in lacking:
-        store = stores.get(host)
+        store = seen_stores.get(host)
         if store is None:
             rows.append(ErrorRow(host, "the place for the image's archive was not seen", "", "store-unknown"))
         elif missing := [name for name in store.lacks if name in {"curl", "sha256sum", "stat"}]:

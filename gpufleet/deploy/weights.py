@@ -42,7 +42,10 @@ def staging_of(
         clock=tools.change.clock,
         forks=tools.change.forks,
         warn=tools.warn,
+        in_place=pool.staging.in_place,
     )
+    if staging.in_place:
+        return staging
     giving = Giving(
         image=tools.engine.container(pool, key=None, devices=1).image,
         word=new_word(tools.change.state_dir, run),

@@ -148,12 +148,14 @@ class WeightsWish:
     """Where weights come from, when they are brought to each host before an engine starts.
 
     Attributes:
-        source: `hf://ORG/NAME[@REVISION]`, `s3://BUCKET/PREFIX`, or `file:///DIRECTORY` on the operator's machine.
+        source: `hf://ORG/NAME[@REVISION]`, `s3://BUCKET/PREFIX`, `file:///DIRECTORY` on the operator's machine, or
+            `host:///DIRECTORY` on the hosts.
         endpoint: address of another hub or S3 service.
         token: of the hub.
         access_key, secret_key, session_token: of the S3 service.
         store: directory on the hosts, absolute or below `~/`; empty for the default.
         shared: every host sees the same store.
+        in_place: a directory on the hosts is used where it is, read-only, and must not change meanwhile.
         include, exclude: shell patterns of paths.
     """
 
@@ -166,6 +168,7 @@ class WeightsWish:
     session_token: Secret[str] | None = None
     store: str = ""
     shared: bool = False
+    in_place: bool = False
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
 

@@ -18,9 +18,10 @@ _REFERENCE = re.compile(r"\$\{(?:env|file|cmd):[^}]+\}")
 _HUB = re.compile(r"hf://[\w][\w.-]*(?:/[\w][\w.-]*)?(?:@[\w][\w./-]*)?", re.ASCII)
 _S3 = re.compile(r"s3://[a-z0-9][a-z0-9.-]+(?:/[^\x00-\x1f\x7f]*)?")
 _HERE = re.compile(r"file://~?/[^\x00-\x1f\x7f]*")
+_HOST = re.compile(r"host:///[^\x00-\x1f\x7f,\"]*")
 _ENDPOINT = re.compile(r"https?://[A-Za-z0-9.\[\]:_-]+(?:/[\w./~-]*)?")
 _REGION = re.compile(r"[a-z0-9-]*")
-_SCHEMES = ("hf://", "s3://", "file://")
+_SCHEMES = ("hf://", "s3://", "file://", "host://")
 _SECRETS = ("token", "access_key", "secret_key", "session_token")
 
 
@@ -38,6 +39,7 @@ class WeightsDocument(
     session_token: str = ""
     store: str = ""
     shared: bool = False
+    in_place: bool = False
     include: list[Text] = []
     exclude: list[Text] = []
 
@@ -62,6 +64,7 @@ def weights_of(document: str | WeightsDocument | None) -> tuple[str | None, Weig
         session_token=_secret(document.session_token),
         store=document.store.rstrip("/"),
         shared=document.shared,
+        in_place=document.in_place,
         include=tuple(document.include),
         exclude=tuple(document.exclude),
     )
@@ -83,6 +86,7 @@ def weights_written(directory: str | None, wish: WeightsWish | None) -> str | We
         session_token=_reference(wish.session_token),
         store=wish.store,
         shared=wish.shared,
+        in_place=wish.in_place,
         include=list(wish.include),
         exclude=list(wish.exclude),
     )
@@ -104,11 +108,11 @@ def check_weights(place: Located, document: str | WeightsDocument | None, proble
     at = place if isinstance(document, str) else place.at("from")
     if isinstance(document, str) and not text.startswith(_SCHEMES):
         _check_path(place, text, "weights", problems)
-    elif not any(pattern.fullmatch(text) for pattern in (_HUB, _S3, _HERE)):
+    elif not any(pattern.fullmatch(text) for pattern in (_HUB, _S3, _HERE, _HOST)):
         problems.add(
             at,
             f"`{scrub(text)[:200]}` is no source of weights",
-            "hf://ORG/NAME[@REVISION], s3://BUCKET/PREFIX or file:///DIRECTORY on this machine",
+            "hf://ORG/NAME[@REVISION], s3://BUCKET/PREFIX, file:///DIRECTORY on this machine or host:///DIRECTORY",
         )
     if isinstance(document, str):
         return
@@ -122,6 +126,12 @@ def check_weights(place: Located, document: str | WeightsDocument | None, proble
             )
     if bool(document.access_key) != bool(document.secret_key):
         problems.add(place, "`access_key` and `secret_key` belong together", "give both or neither")
+    if document.in_place and (not document.source.startswith("host://") or document.store or document.shared):
+        problems.add(
+            place.at("in_place"),
+            "`in_place` uses a directory of the hosts where it is",
+            "with `from: host:///DIRECTORY`, and without `store` and `shared`",
+        )
     if document.endpoint and not _ENDPOINT.fullmatch(document.endpoint):
         problems.add(place.at("endpoint"), "`endpoint` is no address", "https://HOST[:PORT]")
     if not _REGION.fullmatch(document.region):

@@ -17,7 +17,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from urllib.parse import quote
 
-from gpufleet.deploy.staging.model import Fetch
+from gpufleet.deploy.staging.model import MANIFEST, Fetch
+from gpufleet.deploy.staging.stores import COMMON
 from gpufleet.redact import Secret
 from gpufleet.remote.command import Command
 
@@ -30,31 +31,17 @@ PATIENCE = 600
 SLOWEST = 2 << 20
 """Bytes a second that a transfer may be expected to reach in all; its deadline follows from it."""
 
-_COMMON = """
-manifest=.gpufleet-manifest
-say() { printf '%s\\n' "$*" >&2; }
-born() { cut -d ' ' -f 22 "/proc/$1/stat" 2>/dev/null; }
-alive() { [ -d "/proc/$1" ] || kill -0 "$1" 2>/dev/null; }
-machine=$(uname -n)
-dead_writer() {
-  name= pid= since= rest=
-  read -r name pid since rest 2>/dev/null <"$lease/holder" || return 1
-  [ "$name" = "$machine" ] || return 1
-  if [ -n "$pid" ] && alive "$pid" && [ "$(born "$pid")" = "$since" ]; then return 1; fi
-  return 0
-}
-"""
-
 FETCH = (
     """
 umask 022
-final=$1 owner=$2 stall=$3 patience=$4 mode=$5
-shift 5
+final=$1 owner=$2 stall=$3 patience=$4 mode=$5 near_manifest=$6
+shift 6
+near_sums=
 store=${final%/*}
 partial=$final.partial
 lease=$final.lease
 """
-    + _COMMON
+    + COMMON
     + """
 me="$machine $$ $(born "$$") $owner"
 mine() { [ "$(cat "$lease/holder" 2>/dev/null)" = "$me" ]; }
@@ -95,9 +82,15 @@ bring() {
   if [ "$size" -eq 0 ]; then : >"$incoming"; return $?; fi
   case $1 in
   /*)
-    cp "$1" "$incoming" 2>/dev/null && return 0
     again=
-    if [ -r "$1" ]; then refused="cannot be copied"; else refused="cannot be read: $1"; fi
+    before=$(stat -L -c '%s %Y' "$1" 2>/dev/null) || before=
+    if [ -z "$before" ] || [ ! -r "$1" ]; then refused="cannot be read: $1"; return 1; fi
+    case $check in mtime:*) listed="$size ${check#mtime:}" ;; *) listed="$size ${before#* }" ;; esac
+    if [ "$before" != "$listed" ]; then refused="$1 changed since it was listed: somebody writes there"; return 1; fi
+    tail -c "+$((have + 1))" "$1" >>"$incoming" 2>/dev/null || { refused="cannot be copied: is the disk of $store full?"; return 1; }
+    if [ "$(stat -L -c '%s %Y' "$1" 2>/dev/null)" = "$before" ]; then return 0; fi
+    rm -f "$incoming"
+    refused="$1 changed while it was copied: somebody writes there"
     return 1 ;;
   desk:*)
     again=
@@ -148,6 +141,14 @@ bring() {
   esac
   return 1
 }
+told_near() {
+  if [ -z "$near_sums" ]; then
+    near_sums=$(printf 'url = "%s"\\nnoproxy = "*"\\n' "$near_manifest" | curl -q -s -g -f --connect-timeout 5 -m 60 -K - 2>/dev/null)
+  fi
+  printf '%s\\n' "$near_sums" | grep -F "  $path" | while read -r digest name; do
+    if [ "$name" = "$path" ]; then echo "$digest"; fi
+  done
+}
 checked() {
   have=$(size_of "$incoming")
   if [ "$have" != "$size" ]; then wrong="has $have bytes, not $size"; return 1; fi
@@ -163,7 +164,15 @@ checked() {
     if [ -f "$partial/.former" ] && ! grep -q -F -x "$sum  $path" "$partial/.former"; then
       wrong="has SHA-256 $sum, which is not in the manifest"
       return 1
-    fi ;;
+    fi
+    # Nobody told a checksum: a directory is read once more, a neighbour tells what it wrote itself.
+    case $from in
+    '') told=$sum ;;
+    /*) told=$(sha256sum <"$from") ;;
+    "$near") told=$(told_near) ;;
+    *) told=$sum ;;
+    esac
+    if [ "${told%% *}" != "$sum" ]; then wrong="has SHA-256 $sum, and $from has ${told%% *}"; return 1; fi ;;
   esac
   return 0
 }
@@ -247,6 +256,7 @@ fi
 while [ "$#" -gt 0 ]; do
   path=$1 size=$2 check=$3 near=$4 far=$5 header=$6
   shift 6
+  from=
   printf '%s\\n' "$path" >"$lease/beat" 2>/dev/null
   if [ -f "$partial/$path" ]; then
     if [ ! -f "$partial/.former" ]; then continue; fi
@@ -267,37 +277,13 @@ leave 0
 """
 )
 
-LOOK = (
-    """
-final=$1 owner=$2
-partial=$final.partial
-lease=$final.lease
-"""
-    + _COMMON
-    + """
-if [ -f "$final/$manifest" ]; then
-  echo complete
-elif [ -d "$partial" ]; then
-  name= pid= since= rest=
-  read -r name pid since rest 2>/dev/null <"$lease/holder"
-  if [ -d "$lease" ] && [ "$rest" != "$owner" ] && ! dead_writer; then
-    echo "other $rest"
-  else
-    echo "partial $(du -sk "$partial" | cut -f 1)"
-  fi
-else
-  echo absent
-fi
-"""
-)
-
 TIDY = (
     """
 final=$1 owner=$2
 partial=$final.partial
 lease=$final.lease
 """
-    + _COMMON
+    + COMMON
     + """
 if [ -d "$lease" ]; then
   name= pid= since= rest=
@@ -306,44 +292,6 @@ if [ -d "$lease" ]; then
   rm -rf "$lease"
 fi
 rm -rf "$partial"
-"""
-)
-
-SURVEY = (
-    """
-final=$1
-case $final in
-'~'/*) final=$HOME/${final#??} ;;
-esac
-store=${final%/*}
-partial=$final.partial
-lease=$final.lease
-"""
-    + _COMMON
-    + """
-echo "path $final"
-if [ -f "$final/$manifest" ]; then echo "state complete"
-elif [ -e "$final" ]; then echo "state foreign"
-elif [ -d "$partial" ]; then echo "state partial $(du -sk "$partial" | cut -f 1)"
-else echo "state absent"
-fi
-if [ -d "$lease" ] && ! dead_writer; then
-  name= pid= since= rest=
-  read -r name pid since rest 2>/dev/null <"$lease/holder"
-  echo "writer $rest on $name"
-fi
-place=$store
-while [ ! -d "$place" ]; do
-  place=${place%/*}
-  if [ -z "$place" ]; then place=/; fi
-done
-if [ -w "$place" ]; then echo "writable yes"; else echo "writable no"; fi
-for program in curl sha256sum sha1sum stat df; do
-  command -v "$program" >/dev/null 2>&1 || echo "lacks $program"
-done
-printf 'free '
-df -Pk "$place" 2>/dev/null | tail -n 1
-echo
 """
 )
 
@@ -363,7 +311,7 @@ def fetch(
 
     `owner` names run and step. With mode `verify` what is there is read again, and what is damaged fetched again.
     """
-    words: list[str | Secret[str]] = [final, owner, str(stall), str(patience), mode]
+    words: list[str | Secret[str]] = [final, owner, str(stall), str(patience), mode, _near(near, MANIFEST)]
     here = tuple(dict.fromkeys(one.here for one in fetches if one.here))
     for one in fetches:
         words += [
@@ -385,16 +333,6 @@ def _near(base: str | Secret[str], path: str) -> str | Secret[str]:
     return Secret(f"{base.reveal()}/{quote(path)}", reference=f"{base.reference}/{quote(path)}")
 
 
-def look(final: str, owner: str, *, become: bool = False) -> Command:
-    """Look at a revision: `complete`, `partial KIB`, `other WRITER`, `absent`."""
-    return Command(argv=(final, owner), script=LOOK, mutates=False, become=become)
-
-
 def tidy(final: str, owner: str, *, become: bool = False) -> Command:
     """Take away what a broken copy of ours left; what is whole stays, and so does what another writes."""
     return Command(argv=(final, owner), script=TIDY, mutates=True, timeout=300.0, become=become)
-
-
-def survey(final: str) -> Command:
-    """Ask what `HostStore` holds."""
-    return Command(argv=(final,), script=SURVEY, mutates=False)

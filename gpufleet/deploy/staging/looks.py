@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from gpufleet.change.model import CannotTell, Fails, Holds, Predicate, Verdict, Waits
+from gpufleet.deploy.staging import share
 from gpufleet.deploy.staging.model import HostStore
 from gpufleet.remote.result import Exit
 
@@ -77,6 +78,7 @@ PREDICATES: Mapping[str, Predicate] = {
     "weights-seen": seen,
     "gives-or-not": gives,
     "no-partial-weights": no_partial,
+    "weights-unchanged": share.unchanged,
     "archive-gone": archive_gone,
     "image-loaded": image_loaded,
     "image-unloaded": image_unloaded,

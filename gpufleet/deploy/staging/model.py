@@ -76,7 +76,8 @@ class WeightFile:
     Attributes:
         path: relative, with `/`, without `..`.
         size: bytes.
-        check: `sha256:HEX`, `git:HEX` (a git blob's SHA-1), or empty when the source tells no checksum.
+        check: `sha256:HEX`, `git:HEX` (a git blob's SHA-1), `mtime:SECONDS` of a file that others may write to, or
+            empty when the source tells no checksum.
     """
 
     path: str

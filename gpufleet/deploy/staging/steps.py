@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from gpufleet.change.model import Check, Step
-from gpufleet.deploy.staging import commands, tree
+from gpufleet.deploy.staging import commands, share, stores, tree
 from gpufleet.deploy.staging.give import Giving
 from gpufleet.deploy.staging.model import Fetch, HostStore, Listing
+from gpufleet.errors import PreflightFailed
 from gpufleet.names import HostName, RunId, StepId
 
 BESIDE = frozenset({"pull", "stage"})
@@ -26,6 +27,8 @@ class Staging:
         verify: what is there already is read again and repaired.
         giving: how hosts give to each other; None lets each read the source.
         stall: seconds that a copy may come without a byte.
+        seeing: hosts that reach the source themselves; None for all.
+        in_place: nothing is copied; the source is a directory of the hosts, and must stay as it was seen.
     """
 
     listing: Listing
@@ -36,6 +39,8 @@ class Staging:
     verify: bool = False
     giving: Giving | None = None
     stall: float = float(commands.STALL)
+    seeing: frozenset[HostName] | None = None
+    in_place: bool = False
 
     def lacking(self, hosts: Sequence[HostName]) -> tuple[HostName, ...]:
         """Hosts that have something to do: those without the weights, all of them when they are verified."""
@@ -47,7 +52,11 @@ class Staging:
 
     def steps(self, hosts: Sequence[HostName], run: RunId) -> tuple[Step, ...]:
         """What brings the revision to these hosts; nothing for those that have it."""
+        if self.in_place:
+            return tuple(self._watched(host) for host in hosts)
         lacking = self.lacking(hosts)
+        if self.seeing is not None:
+            lacking = tuple(sorted(lacking, key=lambda host: host not in (self.seeing or ())))
         if self.shared and len(lacking) > 1:
             first = self._stage(lacking[0], run)
             return (first, *(self._seen(host, first) for host in lacking[1:]))
@@ -57,13 +66,15 @@ class Staging:
         """Each host copies from one that is done before it; the source is read by the roots alone."""
         giving = self.giving
         if giving is None or self.verify:
+            self._refuse_blind(lacking)
             return tuple(self._stage(host, run) for host in lacking)
         having = [
-            host for host, store in self.stores.items() if store.state == "complete" and host in giving.spots
+            host for host, one in self.stores.items() if one.state == "complete" and host in giving.spots
         ]
         able = [host for host in lacking if host in giving.spots]
         ordered = (*able, *(host for host in lacking if host not in giving.spots))
         parents = tree.parents(having[: -(-len(lacking) // tree.FAN_OUT)], ordered, givers=len(able))
+        self._refuse_blind([host for host, parent in parents.items() if parent is None])
         steps: list[Step] = []
         children: dict[HostName, list[StepId]] = {}
         for host, parent in parents.items():
@@ -77,11 +88,35 @@ class Staging:
             steps.append(giving.end(host, run, frozenset(fed)))
         return tuple(steps)
 
+    def _refuse_blind(self, roots: Sequence[HostName]) -> None:
+        """Raises PreflightFailed for a host that would have to read a source which it does not see."""
+        blind = [host for host in roots if self.seeing is not None and host not in self.seeing]
+        if blind:
+            raise PreflightFailed(
+                f"{', '.join(blind)} does not see {self.listing.source.place}, and no host may give it the weights",
+                where=", ".join(blind),
+                hints=("mount it there, or let hosts give to each other: `--image IMAGE`, and free ports",),
+            )
+
+    def _watched(self, host: HostName) -> Step:
+        """A directory that is used where it is: it must be what the plan was made with."""
+        return Step(
+            id=StepId(f"stage-{host}"),
+            host=host,
+            title=f"see that {self.path} is as it was listed",
+            do=(),
+            undo=(),
+            verify=Check(
+                look=share.look(self.path), expect="weights-unchanged", data=share.data_of(self.listing)
+            ),
+            phase="stage",
+        )
+
     def _stage(self, host: HostName, run: RunId, parent: HostName | None = None) -> Step:
         owner = f"{run}/{host}"
         near = self.giving.base(parent) if self.giving is not None and parent is not None else ""
         how = f"from {parent}" if parent is not None else self.listing.source.shown
-        look = commands.look(self.path, owner)
+        look = stores.look(self.path, owner)
         return Step(
             id=StepId(f"stage-{host}"),
             host=host,
@@ -112,7 +147,7 @@ class Staging:
             do=(),
             undo=(),
             verify=Check(
-                look=commands.look(self.path, ""),
+                look=stores.look(self.path, ""),
                 expect="weights-seen",
                 data=(self.path,),
                 within=180.0,

@@ -6,8 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 
 from gpufleet.clock import Clock
-from gpufleet.deploy.staging import ask, commands, looks
+from gpufleet.deploy.staging import ask, looks, share, stores
+from gpufleet.deploy.staging.hub import SourceMissing
 from gpufleet.deploy.staging.model import HostStore, Kind, Listing, Source
+from gpufleet.deploy.staging.share_survey import seen_by
 from gpufleet.deploy.staging.steps import Staging
 from gpufleet.errors import ErrorRow, FleetError, HostUnreachable, PreflightFailed
 from gpufleet.names import HostName
@@ -33,28 +35,57 @@ def prepare(
     clock: Clock,
     forks: int,
     warn: Callable[[str], None],
+    in_place: bool = False,
 ) -> Staging:
     """Ask the source what there is and the hosts what they have. Nothing is written, here or there.
 
+    `in_place`: a directory of the hosts is used where it is, and only watched.
+
     Raises:
-        SourceRefused, SourceGated, SourceMissing, SourceUnreachable: of the source, with the fix.
+        SourceRefused, SourceGated, SourceMissing, SourceUnreachable, SourceMoving: of the source, with the fix.
         HostUnreachable, PreflightFailed: of hosts, a row each.
     """
-    with ask.asker() as questions:
-        listing = ask.listing(source, questions, clock.now())
+    seeing: frozenset[HostName] | None = None
+    if source.kind is Kind.DIRECTORY:
+        seen = seen_by(source, hosts, everywhere=in_place, transport=transport, clock=clock, forks=forks)
+        listing, seeing = seen.listing, seen.hosts
+        _refuse_empty(listing)
+        fetches = share.fetches(listing)
+        if in_place:
+            return _used_in_place(listing, hosts)
+    else:
+        with ask.asker() as questions:
+            listing = ask.listing(source, questions, clock.now())
+        fetches = ask.fetches(listing, clock.now())
     wanted = f"{(store or DEFAULT_STORE).rstrip('/')}/{listing.name}"
-    stores = _surveyed(wanted, hosts, transport, forks)
+    found = _surveyed(wanted, hosts, transport, forks)
     staging = Staging(
         listing=listing,
-        fetches=ask.fetches(listing, clock.now()),
-        path=next(iter(stores.values())).path,
-        stores=stores,
+        fetches=fetches,
+        path=next(iter(found.values())).path,
+        stores=found,
         shared=shared,
         verify=verify,
+        seeing=seeing,
     )
     _preflight(staging, hosts)
     _tell(staging, hosts, warn)
     return staging
+
+
+def _used_in_place(listing: Listing, hosts: Sequence[HostName]) -> Staging:
+    path = listing.source.place
+    there = {host: HostStore(path=path, state="complete") for host in hosts}
+    return Staging(listing=listing, fetches=(), path=path, stores=there, in_place=True)
+
+
+def _refuse_empty(listing: Listing) -> None:
+    if not listing.files:
+        raise SourceMissing(
+            "there are no files to stage",
+            where=listing.source.shown,
+            hints=("check `include` and `exclude`",),
+        )
 
 
 def _surveyed(
@@ -62,7 +93,7 @@ def _surveyed(
 ) -> dict[HostName, HostStore]:
     def look(host: HostName) -> HostStore:
         with closing(transport.open(host)) as session:
-            answer = session.run(commands.survey(wanted))
+            answer = session.run(stores.survey(wanted))
         if isinstance(answer, Lost):
             raise HostUnreachable(f"the store was not seen: {answer.reason}", where=host)
         found = looks.read_survey(answer.stdout)

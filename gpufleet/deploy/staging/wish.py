@@ -21,9 +21,9 @@ def source_of(wish: WeightsWish, follow: Callable[[str], Secret[str]]) -> Source
         return follow(reference.reference) if reference is not None else None
 
     scheme, _, rest = wish.source.partition("://")
-    if scheme == "file":
+    if scheme in {"file", "host"}:
         return Source(
-            kind=Kind.HERE,
+            kind=Kind.HERE if scheme == "file" else Kind.DIRECTORY,
             model=rest.rstrip("/").rpartition("/")[2] or "model",
             place=rest.rstrip("/") or "/",
             include=wish.include,

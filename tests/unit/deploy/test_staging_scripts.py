@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from gpufleet.change.model import Fails, Holds
-from gpufleet.deploy.staging import ask, commands, looks
+from gpufleet.deploy.staging import ask, commands, looks, stores
 from gpufleet.deploy.staging.model import Fetch, Kind, Source, WeightFile
 from gpufleet.redact import Secret
 from gpufleet.remote.command import Command
@@ -89,7 +89,7 @@ def test_a_model_of_the_hub_arrives_whole_and_the_storage_never_sees_the_token(t
     )
     assert sums.returncode == 0
     assert sorted(final.parent.iterdir()) == [final]
-    look = sh(commands.look(str(final), "run-1"), tmp_path, SHELLS[shell])
+    look = sh(stores.look(str(final), "run-1"), tmp_path, SHELLS[shell])
     assert looks.whole(look, (str(final),)) == Holds()
 
 
@@ -111,7 +111,7 @@ def test_a_copy_that_was_killed_is_resumed_by_the_next(tmp_path: Path):
         fetches = [one_file(served.url, content, name) for name, content in files.items()]
         assert not sh(commands.fetch(str(final), "run-1", fetches), tmp_path).ok
         assert not final.exists()
-        survey = looks.read_survey(sh(commands.survey(str(final)), tmp_path).stdout)
+        survey = looks.read_survey(sh(stores.survey(str(final)), tmp_path).stdout)
         assert survey is not None
         assert (survey.state, survey.writer, survey.lacks) == ("partial", "", ())
         # As a killed writer leaves it: the lease is there, and its process is not.
@@ -262,9 +262,9 @@ def test_what_a_broken_copy_left_is_taken_away_and_what_another_writes_is_not(tm
     (lease / "holder").write_text("another-machine 17 12345 run-9\n")
     assert sh(commands.tidy(str(final), "run-1"), tmp_path).ok
     assert partial.exists()
-    assert looks.no_partial(sh(commands.look(str(final), "run-1"), tmp_path), ()) == Holds()
+    assert looks.no_partial(sh(stores.look(str(final), "run-1"), tmp_path), ()) == Holds()
     (lease / "holder").write_text("another-machine 17 12345 run-1\n")
-    assert looks.no_partial(sh(commands.look(str(final), "run-1"), tmp_path), ()) == Fails(
+    assert looks.no_partial(sh(stores.look(str(final), "run-1"), tmp_path), ()) == Fails(
         "a partial copy is left"
     )
     assert sh(commands.tidy(str(final), "run-1"), tmp_path).ok

@@ -69,6 +69,8 @@ def test_written_back_it_is_the_same(tmp_path):
 SOURCES = [
     "hf://Qwen/Qwen3-8B@main",
     "file:///data/models/qwen",
+    "host:///mnt/share/qwen",
+    {"from": "host:///mnt/share/qwen", "in_place": True},
     {
         "from": "s3://models/qwen",
         "endpoint": "https://s3.local:9000",
@@ -85,7 +87,9 @@ SOURCES = [
 ]
 
 
-@pytest.mark.parametrize("weights", SOURCES, ids=["hub", "directory here", "s3", "hub with all"])
+@pytest.mark.parametrize(
+    "weights", SOURCES, ids=["hub", "directory here", "share", "share in place", "s3", "hub with all"]
+)
 def test_a_source_of_weights_is_written_back_as_it_was(weights):
     problems = Problems()
     pool = to_model(Located.of({"pool": "chat", "model": "m", "weights": weights}), problems)
@@ -129,6 +133,12 @@ MISTAKES = [
     ("pool: chat\nmodel: m\nweights: ftp://x\n", 3, "absolute path"),
     ("pool: chat\nmodel: m\nweights: s3://UPPER\n", 3, "no source of weights"),
     ("pool: chat\nmodel: m\nweights: file://models/qwen\n", 3, "no source of weights"),
+    ("pool: chat\nmodel: m\nweights: host://~/qwen\n", 3, "no source of weights"),
+    (
+        "pool: chat\nmodel: m\nweights:\n  from: hf://a/b\n  in_place: true\n",
+        5,
+        "uses a directory of the hosts",
+    ),
     ("pool: chat\nmodel: m\nweights:\n  from: /models\n", 4, "no source of weights"),
     ("pool: chat\nmodel: m\nweights:\n  from: hf://a/b\n  token: plain\n", 5, "secret in plain text"),
     ("pool: chat\nmodel: m\nweights:\n  from: s3://bucket\n  store: x\n", 5, "absolute path"),
