@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -162,3 +163,58 @@ def test_units_in_any_order_of_keys():
         }
     )
     assert isinstance(broken.services, Unknown)
+
+
+ROOM = """
+set -e
+mount -t tmpfs none /dev
+mknod -m 666 /dev/null c 1 3
+mkdir /dev/nvidia-caps
+: >/dev/nvidia0
+: >/dev/nvidia-caps/nvidia-cap31
+"$@" -c 'exec 7</dev/nvidia0 8</dev/nvidia-caps/nvidia-cap31 9</dev/nvidia0; sleep 60' &
+until ls -l /proc/[0-9]*/fd | grep -q nvidia-cap31; do sleep 0.05; done
+"$@" -s
+"""
+
+
+def own_room() -> bool:
+    """Whether this user may have a room with processes and a /dev of its own."""
+    if os.geteuid() != 0 or shutil.which("unshare") is None:
+        return False
+    trial = [
+        "unshare",
+        "-m",
+        "-p",
+        "-f",
+        "--mount-proc",
+        "--kill-child",
+        "mount",
+        "-t",
+        "tmpfs",
+        "none",
+        "/dev",
+    ]
+    return subprocess.run(trial, capture_output=True, check=False, timeout=30).returncode == 0
+
+
+@pytest.mark.parametrize("shell", SHELLS, ids=lambda words: words[0])
+def test_open_files_of_real_processes(shell):
+    if not own_room():
+        pytest.skip("needs root and namespaces for a /dev of its own")
+    done = subprocess.run(
+        ["unshare", "-m", "-p", "-f", "--mount-proc", "--kill-child", "sh", "-c", ROOM, "sh", *shell],
+        input=frame(holders.command(become=False), "m"),
+        capture_output=True,
+        timeout=60,
+        check=False,
+    )
+    answer = unframe(done.stdout, done.stderr, "m").exit
+    assert answer is not None, done
+    seen = holders.read(answer)
+    assert isinstance(seen.users, Known), answer
+    assert seen.users.value  # the shell, and its child where it makes one for `sleep`
+    for user in seen.users.value:
+        assert user.nodes == {"/dev/nvidia0", "/dev/nvidia-caps/nvidia-cap31"}
+        assert user.name
+        assert user.group.startswith("/") or not Path("/proc/self/cgroup").exists()
