@@ -78,7 +78,11 @@ def show(
         for one in looks
     ]
     pictures = [mig_text.shown(one.host, one.seen, one.boot) for one in looks if one.seen]
-    raise finish(mig_look.answer("mig show", looks, fields, "\n".join(pictures)))
+    gone = mig_look.without_slice(looks)
+    pictures += [
+        f"{row['host']}: {row['container']} ({row['state']}): {row['device']} {row['reason']}" for row in gone
+    ]
+    raise finish(mig_look.answer("mig show", looks, fields, "\n".join(pictures), without_slice=gone))
 
 
 @app.command()

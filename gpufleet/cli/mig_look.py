@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeAlias
 
@@ -20,6 +20,7 @@ from gpufleet.hosts.boot_drift import BootDrift, drift
 from gpufleet.hosts.gather import gather, gather_offers
 from gpufleet.hosts.model import Fact, GpuFact, HostFacts, Known, Unknown
 from gpufleet.hosts.probes.mig_tables import Offer
+from gpufleet.mig.bindings import Unbound, unbound
 from gpufleet.mig.choose import Asked, choose, parse
 from gpufleet.mig.document import layout_of, parted
 from gpufleet.mig.model import Placed
@@ -40,6 +41,8 @@ class Look:
     seen: SeenGpu | None
     reason: str = ""
     boot: BootDrift | None = None
+    unbound: tuple[Unbound, ...] = ()
+    """Containers of the host without their slice, at its first GPU."""
 
     @property
     def name(self) -> str:
@@ -86,6 +89,8 @@ def _of_host(
             if isinstance(seen, Known)
             else Look(host=name, gpu=gpu, seen=None, reason=seen.reason)
         )
+    if found:
+        found[0] = replace(found[0], unbound=tuple(unbound(facts.gpus.value, facts.containers)))
     return found
 
 
@@ -230,7 +235,28 @@ def boot(found: BootDrift | None) -> dict[str, object]:
     }
 
 
-def answer(command: str, looks: Sequence[Look], fields: Sequence[Mapping[str, object]], text: str) -> Answer:
+def without_slice(looks: Sequence[Look]) -> list[Mapping[str, object]]:
+    """Containers that do not have the slice they were made for, in JSON."""
+    return [
+        {
+            "host": each.host,
+            "container": one.container,
+            "state": one.state,
+            "device": one.device,
+            "reason": one.reason,
+        }
+        for each in looks
+        for one in each.unbound
+    ]
+
+
+def answer(
+    command: str,
+    looks: Sequence[Look],
+    fields: Sequence[Mapping[str, object]],
+    text: str,
+    **more: object,
+) -> Answer:
     """The answer of a command that only looks: exit 7 when a host was not reached or could not be read.
 
     A GPU that cannot be cut at all is no failure; it is said and passed over.
@@ -240,7 +266,7 @@ def answer(command: str, looks: Sequence[Look], fields: Sequence[Mapping[str, ob
         if each.seen is None:
             note(f"{each.name}: {each.reason}")
     if not blind:
-        return Answer(command=command, fields={"gpus": list(fields)}, text=text)
+        return Answer(command=command, fields={"gpus": list(fields), **more}, text=text)
     where = ", ".join(each.host for each in blind)
     error = {
         "code": "unreachable",
@@ -252,7 +278,7 @@ def answer(command: str, looks: Sequence[Look], fields: Sequence[Mapping[str, ob
         command=command,
         outcome="failed",
         exit=ExitCode.UNREACHABLE,
-        fields={"gpus": list(fields), "error": {**error, "hints": hints}},
+        fields={"gpus": list(fields), **more, "error": {**error, "hints": hints}},
         text=text,
     )
 

@@ -75,6 +75,8 @@ def test_case_24_what_is_kept_comes_back_before_containers_do(run, lab, name):
     boot(host)
     assert places(host) == set()
     assert host.sh("docker ps -q", user="root").stdout == b""  # the slice it was made for was gone
+    (gone,) = run("mig", "show", name)[1]["without_slice"]
+    assert (gone["container"], gone["device"], gone["reason"]) == ("one", uuid, "is not there")
     for place in CUT[name]:
         if not host.gpus.gpus[0].mig:
             host.gpus.gpus[0].set_mig(enabled=True)

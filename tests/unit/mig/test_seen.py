@@ -10,6 +10,7 @@ from gpufleet.deploy import meanwhile
 from gpufleet.errors import FactUnknown
 from gpufleet.hosts.model import Known, Unknown
 from gpufleet.hosts.probes.mig_tables import Offer, PlacementRow, ProfileRow
+from gpufleet.mig.bindings import unbound
 from gpufleet.mig.boards import BOARDS
 from gpufleet.mig.layout import Wanted
 from gpufleet.mig.model import Profile
@@ -29,6 +30,25 @@ def test_a_container_is_found_by_uuid_and_by_number(device):
     seen = see(gpu, OFFERED, Known((facts.container("chat", devices=(device,)),)))
     assert isinstance(seen, Known), seen
     assert [one.containers for one in seen.value.slices] == [(), ("chat",)]
+
+
+def test_case_28_the_same_uuid_may_name_another_slice():
+    here, there = facts.mig_slice("a", 0, 0, profile="1g.10gb+me"), facts.mig_slice("a", 0, 1)
+    gpu = facts.gpu("a", 0, instances=[here, there])
+
+    def told(device: str, label: str = "") -> list[str]:
+        labels = {"gpufleet.slice": label} if label else {}
+        one = facts.container("chat", devices=(device,), labels=labels, state="exited")
+        return [found.reason for found in unbound([gpu], Known((one,)))]
+
+    assert told("MIG-gone") == ["is not there"]
+    assert told(here.uuid) == []
+    assert told(here.uuid, f"{gpu.uuid} 1g.10gb+me 0") == []
+    assert told(here.uuid, f"{gpu.uuid} 1g.10gb 0") == ["is 1g.10gb+me:0 now and was 1g.10gb:0"]
+    assert told(here.uuid, f"{gpu.uuid} 1g.10gb+me 4") == ["is 1g.10gb+me:0 now and was 1g.10gb+me:4"]
+    assert told(gpu.uuid) == []
+    unread = replace(gpu, mig=replace(gpu.mig, instances=Unknown("no answer")))
+    assert list(unbound([unread], Known((facts.container("chat", devices=("MIG-gone",)),)))) == []
 
 
 def test_unknown_users_make_the_gpu_unknown():
