@@ -182,13 +182,14 @@ def _plan_offline(geometry: Geometry, layout: str) -> None:
     if geometry.guessed:
         note(f"nobody has printed the placements of {geometry.board} yet: the host's own tables decide")
     fields = {"model": geometry.board, **mig_look.parts(change)}
-    fields |= {"mode_change": None, "needs_reset": None, "containers": [], "resting": [], "commands": []}
+    fields |= {"mode_change": None, "needs_reset": None}
+    fields |= dict.fromkeys(("containers", "resting", "services", "blockers", "unknown", "commands"), ())
     text = mig_text.change(geometry.board, geometry.slots, (), change, None)
     raise finish(Answer(command="mig plan", outcome=mig_look.outcome(change), fields=fields, text=text))
 
 
 def _plan_seen(found: Look, layout: str, add: str) -> None:
-    from gpufleet.cli import mig_look, mig_text
+    from gpufleet.cli import mig_holders, mig_look, mig_text
     from gpufleet.mig.layout import parse
     from gpufleet.mig.outlook import outlook
     from gpufleet.mig.plan import NoLayout, added
@@ -202,6 +203,7 @@ def _plan_seen(found: Look, layout: str, add: str) -> None:
     if isinstance(change, NoLayout):
         raise finish(mig_look.no_layout(change, found.name, found.identity))
     ahead = outlook(seen, change)
+    holders = mig_holders.ask(found, change, ahead)
     fields = {
         **found.identity,
         **mig_look.parts(change),
@@ -210,8 +212,10 @@ def _plan_seen(found: Look, layout: str, add: str) -> None:
         "containers": list(ahead.containers),
         "resting": list(ahead.resting),
         "processes": list(ahead.processes),
+        **mig_holders.fields(holders),
         "commands": [list(words) for words in ahead.lines],
     }
     title = f"{found.name}  {seen.gpu.name}  {seen.gpu.uuid}"
     text = mig_text.change(title, seen.geometry.slots, seen.placed, change, ahead)
+    text = "\n".join([text, *mig_holders.lines(holders)])
     raise finish(Answer(command="mig plan", outcome=mig_look.outcome(change), fields=fields, text=text))

@@ -18,7 +18,7 @@ from gpufleet.clock import SystemClock
 from gpufleet.errors import ExitCode, FactUnknown, FleetError, Refused, Unplaceable, UsageError
 from gpufleet.hosts.boot_drift import BootDrift, drift
 from gpufleet.hosts.gather import gather, gather_offers
-from gpufleet.hosts.model import Fact, GpuFact, HostFacts, Known, Unknown
+from gpufleet.hosts.model import ContainerFact, Fact, GpuFact, HostFacts, Known, Unknown
 from gpufleet.hosts.probes.mig_tables import Offer
 from gpufleet.mig.bindings import Unbound, unbound
 from gpufleet.mig.choose import Asked, choose, parse
@@ -41,6 +41,7 @@ class Look:
     seen: SeenGpu | None
     reason: str = ""
     boot: BootDrift | None = None
+    containers: tuple[ContainerFact, ...] = ()
     unbound: tuple[Unbound, ...] = ()
     """Containers of the host without their slice, at its first GPU."""
 
@@ -85,7 +86,13 @@ def _of_host(
         offered = Known(offers.value.get(gpu.index, ())) if isinstance(offers, Known) else offers
         seen = see(gpu, offered, facts.containers)
         found.append(
-            Look(host=name, gpu=gpu, seen=seen.value, boot=drift(gpu, facts.boot_layout))
+            Look(
+                host=name,
+                gpu=gpu,
+                seen=seen.value,
+                boot=drift(gpu, facts.boot_layout),
+                containers=tuple(facts.containers.value) if isinstance(facts.containers, Known) else (),
+            )
             if isinstance(seen, Known)
             else Look(host=name, gpu=gpu, seen=None, reason=seen.reason)
         )

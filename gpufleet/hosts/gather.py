@@ -10,8 +10,8 @@ from gpufleet.clock import Clock
 from gpufleet.errors import FleetError, HostUnreachable
 from gpufleet.hosts import nvml
 from gpufleet.hosts.compose import compose
-from gpufleet.hosts.model import Fact, HostFacts, Known, Symptom, Unknown
-from gpufleet.hosts.probes import mig_tables, script
+from gpufleet.hosts.model import Fact, HolderFacts, HostFacts, Known, Symptom, Unknown
+from gpufleet.hosts.probes import holders, mig_tables, script
 from gpufleet.hosts.probes.system import pairs
 from gpufleet.inventory.model import Become, Connection, Host
 from gpufleet.names import HostName
@@ -85,6 +85,15 @@ def gather_offers(
         name: Unknown(outcome.summary) if isinstance(outcome, FleetError) else outcome
         for name, outcome in outcomes.items()
     }
+
+
+def gather_holders(transport: Transport, host: Host) -> HolderFacts:
+    """Who may hold the GPUs of one host: as root where sudo goes, and else what is told without it."""
+    with closing(transport.open(host.name)) as session:
+        answer = session.run(holders.command(become=host.become is not Become.NEVER))
+        if isinstance(answer, Exit) and answer.sudo_refused:
+            answer = session.run(holders.command(become=False))
+    return holders.read(answer)
 
 
 def _with_nvml(facts: HostFacts) -> HostFacts:

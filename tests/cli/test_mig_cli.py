@@ -12,6 +12,7 @@ from gpufleet.clock import SystemClock
 from gpufleet.hosts.model import Known
 from gpufleet.hosts.probes.mig_tables import parse_profiles
 from gpufleet.lab.fleet import HostWish, build_fleet
+from gpufleet.lab.gpus.kernel_files import add_service
 from gpufleet.lab.lab_files import LabFolder
 from gpufleet.lab.memory import MemoryTransport
 from gpufleet.lab.sshd import LabServer
@@ -161,6 +162,42 @@ def test_wishes_that_cannot_be_had(run, words, code, said):
     assert answer["error"]["hints"]
     assert said in json.dumps(answer["error"])
     assert "Traceback" not in err
+
+
+def test_a_plan_tells_who_stands_in_the_way(run, lab):
+    host = lab.fleet["old"]
+    add_service(host.host, host.gpus, "nvidia-dcgm")
+    add_service(host.host, host.gpus, "nvidia-persistenced", handles=False)
+    host.host.parts["modules"].add_drm(uses=2)
+    stranger = host.host.spawn("root", "python3")
+    host.host.hold_open(stranger, ["/dev/nvidia0"])
+    try:
+        code, out, _ = run("mig", "plan", "old:0", "--layout", "2x3g.40gb", "-o", "json")
+        answer = json.loads(out)
+        assert (code, answer["services"], answer["unknown"]) == (
+            0,
+            ["nvidia-dcgm", "nvidia-persistenced"],
+            [],
+        )
+        assert [one["kind"] for one in answer["blockers"]] == ["module", "process"]
+        assert f"pid {stranger} (python3)" in answer["blockers"][1]["reason"]
+        _, text, _ = run("mig", "plan", "old:0", "--layout", "2x3g.40gb")
+        assert "stops   nvidia-dcgm, nvidia-persistenced, and starts them again" in text
+        assert "in the way: the kernel module nvidia_drm is in use 2 times" in text
+    finally:
+        host.host.finish(stranger)
+        host.host.change_service("nvidia-dcgm", active=False)
+        host.host.change_service("nvidia-persistenced", active=False)
+        host.host.parts["modules"].loaded.pop("nvidia_drm")
+    _, out, _ = run("mig", "plan", "old:0", "--layout", "2x3g.40gb", "-o", "json")
+    assert (json.loads(out)["services"], json.loads(out)["blockers"]) == ([], [])
+
+
+def test_what_only_root_may_see_is_not_taken_for_nothing(run, lab, tmp_path):
+    file = tmp_path / "inventory.yaml"
+    file.write_text(file.read_text().replace("  user: ops\n", "  user: ops\n  become: never\n"))
+    _, out, _ = run("mig", "plan", "old:0", "--layout", "2x3g.40gb", "-o", "json")
+    assert any("root alone" in line for line in json.loads(out)["unknown"])
 
 
 def test_offline_plans_need_no_inventory(tmp_path, capsys, monkeypatch):
