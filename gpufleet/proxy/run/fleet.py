@@ -8,6 +8,7 @@ counted once and a reload forgets nothing.
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 from collections.abc import Sequence
 
@@ -16,10 +17,13 @@ from gpufleet.proxy.config import ProxyConfig
 from gpufleet.proxy.decide.balance.api import Policy
 from gpufleet.proxy.decide.balance.policies import POLICIES
 from gpufleet.proxy.decide.engine_load import EngineLoad
-from gpufleet.proxy.decide.health import Health, Observation, Verdict, eligible, evolve, expire
+from gpufleet.proxy.decide.health import Health, Observation, Verdict, eligible, evolve, expire, share
 from gpufleet.proxy.run.key_reference import resolve
 from gpufleet.proxy.run.upstream import ConnectionPool
 
+_LOG = logging.getLogger("gpufleet.proxy")
+_UNPROVEN = 4
+"""Requests at once for a member that came back and has not answered yet."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@-]{0,199}")
 _PATH = re.compile(r"/[\x21-\x7e]*")
 _URL = re.compile(r"http://(?:([A-Za-z0-9._-]+)|\[([0-9A-Za-z:.%]+)\])(?::([0-9]{1,5}))?/?")
@@ -36,6 +40,9 @@ class Member:
     """One engine."""
 
     __slots__ = (
+        "answers",
+        "answers_at_back",
+        "answers_at_probe",
         "connections",
         "elsewhere",
         "health",
@@ -46,9 +53,13 @@ class Member:
         "load_at",
         "metrics_path",
         "probe_path",
+        "progress",
+        "progress_at",
+        "resting",
         "running",
         "served",
         "url",
+        "warmth",
     )
 
     def __init__(self, route: EndpointRoute, loop: asyncio.AbstractEventLoop, connect_timeout: float) -> None:
@@ -61,6 +72,16 @@ class Member:
         self.load: EngineLoad | None = None
         """What its own page said last, and when (the loop's time); only ever added to what is counted here."""
         self.load_at = 0.0
+        self.progress = -1.0
+        """Tokens and requests that its page counted, and when they last grew (the loop's time)."""
+        self.progress_at = 0.0
+        self.answers = 0
+        """Heads of answers it has sent; as it came back, and as it was probed last."""
+        self.answers_at_back = 0
+        self.answers_at_probe = 0
+        self.resting = False
+        """It warms up and is left out until the next tick."""
+        self.warmth = 0.0
         self.key = b""
         self.connections = ConnectionPool(host, port, loop, connect_timeout)
         self.health = Health()
@@ -94,6 +115,11 @@ class Seat:
     def verdict(self) -> Verdict:
         """What health says of the member."""
         return self.member.health.verdict
+
+    @property
+    def resting(self) -> bool:
+        """The member warms up, and this is not its turn."""
+        return self.member.resting
 
 
 class LivePool:
@@ -224,10 +250,16 @@ class Fleet:
     def observe(self, member: Member, seen: Observation) -> None:
         """Something was learnt about a member."""
         before = member.health
-        if seen is Observation.ANSWERED and before.refused == 0:
-            return
-        member.health = evolve(before, seen, self._loop.time(), self._config.health)
-        if member.health.verdict is not before.verdict:
+        if seen is Observation.ANSWERED:
+            member.answers += 1
+            if before.failures == 0 and before.verdict is Verdict.UP:
+                return
+        after = evolve(before, seen, self._loop.time(), self._config.health, member.answers)
+        member.health = after
+        if after.verdict is not before.verdict:
+            _LOG.warning("member %s at %s is %s: %s", member.id, member.url, after.verdict.value, seen.value)
+            if after.verdict is Verdict.UP:
+                member.answers_at_back, member.warmth, member.resting = member.answers, 0.0, True
             self.refresh()
 
     def tick(self, now: float) -> None:
@@ -235,12 +267,25 @@ class Fleet:
         changed = False
         self._leaving = {identity: member for identity, member in self._leaving.items() if member.running}
         for member in self.members.values():
-            after = expire(member.health, now)
-            changed = changed or after.verdict is not member.health.verdict
-            member.health = after
+            after = expire(member.health, now, self._config.health)
+            rests = self._rests(member, now)
+            changed = changed or after.verdict is not member.health.verdict or rests is not member.resting
+            member.health, member.resting = after, rests
             member.connections.close_idle(now - self._config.timeouts.upstream_idle)
         if changed:
             self.refresh()
+
+    def _rests(self, member: Member, now: float) -> bool:
+        """One that came back is in the pool for as many ticks as its share says, and meets four before it answered."""
+        if member.health.back_since is None:
+            return False
+        if member.answers == member.answers_at_back and member.running >= _UNPROVEN:
+            return True
+        member.warmth += share(member.health, now, self._config.health)
+        if member.warmth < 1.0:
+            return True
+        member.warmth -= 1.0
+        return False
 
     def close(self) -> None:
         """The proxy ends."""

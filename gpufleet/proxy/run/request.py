@@ -269,6 +269,8 @@ class Exchange:
             return
         metrics = self._state.metrics
         metrics.upstream_failures.add((self._pool.name, seat.id, failure.value))
+        if failure is Failure.SENT:
+            self._state.fleet.observe(seat.member, Observation.BROKEN)
         step = self._after(failure)
         if step is Next.GIVE_UP:
             # Nobody is left who could have been asked: that is the pool's state, not one engine's failure.
@@ -297,6 +299,7 @@ class Exchange:
         if response is None or seat is None:
             return
         self._state.metrics.upstream_failures.add((self._pool.name, seat.id, "streaming"))
+        self._state.fleet.observe(seat.member, Observation.BROKEN)
         self._end(str(refusal.status))
         chunked = response.framing is Framing.CHUNKED and not self._unchunk
         speaks = response.is_event_stream and response.framing is not Framing.LENGTH
@@ -337,6 +340,8 @@ class Exchange:
         if self._phase is _Phase.RELAYING:
             self._broken(refusal, gap=connection.reader.chunk_gap if connection is not None else None)
         elif self._phase is not _Phase.ENDED:
+            if self._seat is not None:
+                self._state.fleet.observe(self._seat.member, Observation.LATE)
             self._refuse(refusal)
 
     def pause(self) -> None:

@@ -9,8 +9,10 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from gpufleet.proxy.decide.engine_load import parse
-from gpufleet.proxy.decide.health import Observation
+import msgspec
+
+from gpufleet.proxy.decide.engine_load import EngineLoad, parse
+from gpufleet.proxy.decide.health import Observation, Verdict
 from gpufleet.proxy.run.fleet import Member
 from gpufleet.proxy.run.state import ProxyState
 from gpufleet.proxy.wire.chunked import ProtocolError
@@ -24,21 +26,51 @@ async def watch(state: ProxyState) -> None:
     """For ever, ask whether each member is there."""
     while True:
         members = tuple(state.fleet.members.values())
-        await asyncio.gather(*(_look(state, member) for member in members))
+        await asyncio.gather(
+            *(_look(state, member) for member in members),
+            *(_try(state, member) for member in members if member.health.verdict is Verdict.TRIAL),
+        )
         await asyncio.sleep(state.config.health.every)
 
 
 async def _look(state: ProxyState, member: Member) -> None:
-    before = member.health.verdict
     try:
         async with asyncio.timeout(state.config.health.timeout):
             passed = (await ask(member, member.probe_path, 0))[0] == 200
-    except _FAILURES:
+    except _FAILURES as error:
         passed = False
+        if isinstance(error, TimeoutError) and _works(state, member):
+            return  # it is busy: tokens flow, and its `/health` waits behind them
+    finally:
+        member.answers_at_probe = member.answers
     state.fleet.observe(member, Observation.PROBE_PASSED if passed else Observation.PROBE_FAILED)
-    after = member.health.verdict
-    if after is not before:
-        _LOG.warning("member %s at %s is %s", member.id, member.url, after.value)
+
+
+def _works(state: ProxyState, member: Member) -> bool:
+    """It has answered since it was probed last, or its own counters grew lately."""
+    lately = state.loop.time() - member.progress_at < state.config.scrape.stale
+    return member.answers != member.answers_at_probe or (member.progress >= 0 and lately)
+
+
+async def _try(state: ProxyState, member: Member) -> None:
+    """One token, asked for as a client would: an engine that is dead behind its API server does not make it."""
+    models = next(
+        (
+            pool.models
+            for pool in state.fleet.table.pools.values()
+            if pool.models and any(seat.member is member for seat in pool.seats)
+        ),
+        (),
+    )
+    body = msgspec.json.encode({"model": models[0] if models else "", "prompt": ".", "max_tokens": 1})
+    try:
+        async with asyncio.timeout(state.config.health.trial):
+            status, _ = await ask(member, "/v1/completions", 0, body=body)
+    except _FAILURES:
+        status = 504
+    # An engine that embeds answers 4xx, one that is full 503: both are there.
+    passed = status < 500 or status == 503
+    state.fleet.observe(member, Observation.TRIAL_PASSED if passed else Observation.TRIAL_FAILED)
 
 
 async def read_loads(state: ProxyState) -> None:
@@ -64,20 +96,40 @@ async def _read_load(state: ProxyState, member: Member, silent: set[str]) -> Non
         trouble = f"its metrics page was not got: {error or type(error).__name__}"
     else:
         member.load = load = parse(page)
-        member.load_at = state.loop.time()
+        member.load_at = now = state.loop.time()
+        _watch_progress(state, member, load, now)
         trouble = f"its metrics page does not say {', '.join(load.missing)}" if load.missing else ""
     if trouble and member.url not in silent:
         _LOG.warning("member %s at %s: %s", member.id, member.url, trouble)
     (silent.add if trouble else silent.discard)(member.url)
 
 
-async def ask(member: Member, path: str, largest: int) -> tuple[int, bytes]:
-    """Status and body; the body is left where it is when `largest` is 0. Raises `_FAILURES`."""
+def _watch_progress(state: ProxyState, member: Member, load: EngineLoad, now: float) -> None:
+    """Requests run and nothing that an engine counts grows: it hangs, whatever `/health` says."""
+    counted = (load.generation_tokens, load.prompt_tokens, sum(load.finished.values()))
+    progress = sum(figure for figure in counted if figure is not None)
+    frozen = load.generation_tokens is not None and bool(load.running) and progress == member.progress
+    if not frozen:
+        member.progress, member.progress_at = progress, now
+    elif now - member.progress_at >= state.config.health.frozen_after:
+        state.fleet.observe(member, Observation.FROZEN)
+
+
+async def ask(member: Member, path: str, largest: int, *, body: bytes = b"") -> tuple[int, bytes]:
+    """GET, or POST of a JSON body. Status and body; the body is left where it is when `largest` is 0. Raises `_FAILURES`."""
     reader, writer = await asyncio.open_connection(member.connections.host, member.connections.port)
     try:
+        content = b"Content-Type: application/json\r\nContent-Length: %d\r\n" % len(body) if body else b""
         writer.write(
-            b"GET %s HTTP/1.1\r\nHost: %s\r\n%sConnection: close\r\n\r\n"
-            % (path.encode("ascii"), member.host_field, member.key)
+            b"%s %s HTTP/1.1\r\nHost: %s\r\n%s%sConnection: close\r\n\r\n%s"
+            % (
+                b"POST" if body else b"GET",
+                path.encode("ascii"),
+                member.host_field,
+                member.key,
+                content,
+                body,
+            )
         )
         answer = ResponseReader()
         found = None
