@@ -128,7 +128,7 @@ def split(reference: str) -> tuple[str, str]:
 def read_look(text: str) -> ImageOnHost | None:
     """The answer of `look`; None when it is not one."""
     lines = text.splitlines()
-    if not lines:
+    if not text.strip():  # docker prints an empty line for an image that is not there
         return ImageOnHost()
     words = lines[0].split()
     if len(words) != 2 or not (words[1].isascii() and words[1].isdigit() and len(words[1]) < 19):

@@ -98,6 +98,10 @@ def _inspect(invocation: Invocation) -> int:
 
 def _described(invocation: Invocation, words: Words, found: Sequence[Mapping[str, Any]]) -> int:
     template = words.last("format") or words.last("f")
+    if template and not found:
+        # docker's template writer ends with a line whatever it wrote
+        invocation.say(*([""] if invocation.engine.kind == "docker" else []))
+        return 0
     if template and template != "json":
         return invocation.print_as(template, found)
     invocation.say(json.dumps(found, indent=None if template else 4, ensure_ascii=False))
@@ -116,7 +120,7 @@ def _image_inspect(invocation: Invocation) -> int:
             status = invocation.complain(f"Error response from daemon: No such image: {full_reference(name)}")
         else:
             found.append(shape.image_description(image))
-    return (_described(invocation, words, found) if found or not words.last("format") else 0) or status
+    return _described(invocation, words, found) or status
 
 
 def _images(invocation: Invocation) -> int:

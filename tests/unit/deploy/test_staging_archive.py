@@ -186,6 +186,17 @@ def test_a_giver_that_does_not_answer_is_named(tmp_path: Path):
     assert "word" not in answer.stderr
 
 
+@pytest.mark.parametrize("text", ["", "\n"])
+def test_an_image_that_is_not_there_is_known_not_to_be(text: str):
+    assert images.read_look(text) == images.ImageOnHost()
+    assert images.read_look("?") is None
+
+
+def test_podmans_ids_are_named_as_dockers():
+    seen = images.read_look(f"{'7' * 64} 1024\n[]\n")
+    assert seen == images.ImageOnHost(id=f"sha256:{'7' * 64}", size=1024)
+
+
 UNREACHED = 'Get "https://registry-1.docker.io/v2/": dial tcp: lookup registry-1.docker.io: no such host'
 
 
