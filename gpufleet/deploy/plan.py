@@ -46,6 +46,9 @@ from gpufleet.pools.model import Endpoint, Pool
 from gpufleet.pools.routes import PoolRoute
 from gpufleet.redact import Secret
 
+PULLED = "pulled"
+"""In the context of a plan that is saved: the image, so that the plan can be made again with the same."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wish:
@@ -313,11 +316,17 @@ def _assembled(
     _check_names(wish, order)
     hosts, image = sorted({one.host for one in start}), stage.launch.container.image
     steps = with_weights(wish.staging, image, hosts, wish.run, bring_up(stage, order))
-    plan = Plan(title=f"deploy pool {pool.name}, revision {wish.revision}", command=wish.command, steps=steps)
+    pulled = wish.image.lasting if wish.image is not None else image
+    plan = Plan(
+        title=f"deploy pool {pool.name}, revision {wish.revision}",
+        command=wish.command,
+        steps=steps,
+        context={PULLED: pulled} if start else {},
+    )
     return DeployPlan(
         pool=pool,
         spec=stage.launch.spec,
-        pulled=wish.image.lasting if wish.image is not None else stage.launch.container.image,
+        pulled=pulled,
         runs=image,
         carried=wish.carry.lines(hosts) if wish.carry is not None else (),
         bring_up=replace(plan, fingerprint=fingerprint({host: facts[host] for host in plan.hosts})),

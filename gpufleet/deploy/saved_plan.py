@@ -16,6 +16,7 @@ from gpufleet.deploy import diff, document
 from gpufleet.deploy.document import SavedPlan
 from gpufleet.deploy.flow import Prepared
 from gpufleet.deploy.footing import footing, moved
+from gpufleet.deploy.plan import PULLED
 from gpufleet.deploy.tools import Tools
 from gpufleet.errors import DocumentError, ErrorRow, StalePlan, UsageError
 from gpufleet.hosts.model import HostFacts
@@ -112,9 +113,8 @@ def stands(saved: SavedPlan, path: Path) -> Callable[[Mapping[HostName, HostFact
 
 
 def image_of(saved: SavedPlan) -> str:
-    """What the plan pulls, as it is named to the runtime; empty when it pulls nothing."""
-    pulls = [step.title for step in saved.plan.steps if step.phase == "pull"]
-    return pulls[0].removeprefix("pull ") if pulls else ""
+    """What the plan runs, as a registry knows it, or by its id; empty when it starts nothing."""
+    return saved.plan.context.get(PULLED, "")
 
 
 def refuse_other(tools: Tools, prepared: Prepared, saved: SavedPlan, path: Path) -> None:

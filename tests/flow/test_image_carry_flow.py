@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
-from gpufleet.deploy import diff
+from gpufleet.deploy import diff, saved_plan
 from gpufleet.deploy.flow import Prepared, carry_out, prepare
 from gpufleet.errors import PreflightFailed, RolledBack
 from gpufleet.lab.containers.model import Container, Image, Wish
 from gpufleet.lab.faults import Fault, Kind
+from gpufleet.names import PoolName
 from gpufleet.pools.model import WeightsWish
 from tests.kit import weight_sources
 from tests.kit.deploy_site import IMAGE, Site
@@ -124,6 +125,29 @@ def test_the_next_plan_needs_no_registry_and_carries_nothing(tmp_path: Path):
     assert {step.title for step in again.bring_up.steps if step.phase == "pull"} == {
         f"use {ID}, which is there"
     }
+
+
+@pytest.mark.parametrize("built", [False, True])
+def test_a_saved_plan_that_carries_an_image_is_carried_out_as_it_is(tmp_path: Path, *, built: bool):
+    site = site_with(tmp_path, having=() if built else ("gpu-02",))
+    if built:
+        build(site, "gpu-02")
+    tools, path = site.tools(), tmp_path / "plan.json"
+    saved_plan.save(tools, prepared(site), path)
+    saved, pool = saved_plan.load(path)
+    again = prepare(
+        tools,
+        pool,
+        command="pool deploy chat --plan",
+        stands=saved_plan.stands(saved, path),
+        pulled=saved_plan.image_of(saved),
+    )
+    saved_plan.refuse_other(tools, again, saved, path)
+    assert carry_out(tools, again).outcome == "committed"
+    assert set(running(site).values()) == {ID}
+    known = tools.store.record(PoolName("chat"))
+    assert known is not None
+    assert known.pulled == (ID if built else f"vllm/vllm-openai@{ID}")
 
 
 def test_weights_are_given_once_the_image_is_there(tmp_path: Path):

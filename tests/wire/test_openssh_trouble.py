@@ -7,15 +7,21 @@ import random
 import signal
 import socket
 import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from gpufleet.deploy.staging import commands as staging
+from gpufleet.deploy.staging import here as from_here
+from gpufleet.deploy.staging.model import Kind, Source
 from gpufleet.errors import AuthenticationRefused, HostUnreachable
 from gpufleet.names import HostName
 from gpufleet.redact import Secret
 from gpufleet.remote.command import Command
+from gpufleet.remote.offer import Offer
 from gpufleet.remote.result import Exit, Lost
 from gpufleet.remote.ssh.transport import SshTransport
 from tests.kit.transport_kit import ask, eventually, reason_of_ending
@@ -229,6 +235,37 @@ class TestLosses:
         assert ask(session, ECHO).stdout == "here\n"
         assert count.read_text() == "ran\n"
         (tmp_path / "count.stop").touch()
+
+    def test_a_copy_that_was_cut_goes_on_at_the_byte_that_arrived(
+        self, sshd: OpenSsh, reach, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ):
+        session, content = reach(sshd.target()), bytes(range(256)) * 30_000
+        (tmp_path / "model.safetensors").write_bytes(content)
+        given: list[tuple[int, int]] = []
+        pieces = Offer.pieces
+
+        def noted(offer: Offer, number: int, offset: int, count: int) -> Iterator[bytes]:
+            given.append((offset, count))
+            return pieces(offer, number, offset, count)
+
+        monkeypatch.setattr(Offer, "pieces", noted)
+        source = Source(kind=Kind.HERE, model="m", place=str(tmp_path), include=("*.safetensors",))
+        final, begun = tmp_path / "store" / "m@1", tmp_path / "begun"
+        whole = staging.fetch(str(final), "run-1", from_here.fetches(from_here.listing(source)))
+        reads = 'head -c "$((size - have))" >>"$incoming"'
+        assert reads in whole.script
+        stops = f"{{ head -c 3000000; echo >'{begun}'; sleep 3; }} >>\"$incoming\""
+        with ThreadPoolExecutor(1) as pool:
+            future = pool.submit(session.run, replace(whole, script=whole.script.replace(reads, stops)))
+            eventually(begun.exists)
+            for pid in sshd.sessions():
+                for one in (*children(pid), pid):
+                    os.kill(one, signal.SIGKILL)
+            outcome = future.result(60)
+        assert outcome == Lost(reason="the connection was lost", sent=True)
+        assert ask(session, whole) == Exit(code=0)
+        assert given == [(0, len(content)), (3_000_000, len(content) - 3_000_000)]
+        assert (final / "model.safetensors").read_bytes() == content
 
     def test_a_server_that_is_gone(self, sshd: OpenSsh, reach):
         session = reach(sshd.target())
