@@ -132,6 +132,7 @@ def _prepared(
         clock=tools.change.clock,
         forks=tools.change.forks,
         warn=tools.warn,
+        state_dir=tools.change.state_dir,
     )
     spots: Mapping[HostName, Spot] = {}
     if image:

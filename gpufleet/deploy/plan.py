@@ -285,16 +285,7 @@ def _assembled(
     start = tuple(new for swap in swapped for new in swap.start)
     endpoints = _endpoints(wish, declared, keep, start)
     stage = Stage(
-        launch=Launch(
-            pool=pool,
-            run=wish.run,
-            revision=wish.revision,
-            spec=spec_of(wish),
-            container=_pinned(wish),
-            image_label=wish.image.label if wish.image is not None else "",
-            health=wish.engine.health_path,
-            key=wish.key,
-        ),
+        launch=_launch(wish),
         engine=wish.engine,
         declared=declared,
         dialects=_dialects(facts),
@@ -336,6 +327,20 @@ def _assembled(
         gone=gone,
         stopped_first=frozenset(one.container.id for wave in order for one in wave.stopped),
         waves=order,
+    )
+
+
+def _launch(wish: Wish) -> Launch:
+    """What all new replicas have in common."""
+    return Launch(
+        pool=wish.pool,
+        run=wish.run,
+        revision=wish.revision,
+        spec=spec_of(wish),
+        container=_pinned(wish),
+        image_label=wish.image.label if wish.image is not None else "",
+        health=wish.engine.health_path,
+        key=wish.key,
     )
 
 

@@ -43,6 +43,7 @@ def staging_of(
         forks=tools.change.forks,
         warn=tools.warn,
         in_place=pool.staging.in_place,
+        state_dir=tools.change.state_dir,
     )
     if staging.in_place:
         return staging

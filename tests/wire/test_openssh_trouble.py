@@ -10,6 +10,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -251,7 +252,9 @@ class TestLosses:
         monkeypatch.setattr(Offer, "pieces", noted)
         source = Source(kind=Kind.HERE, model="m", place=str(tmp_path), include=("*.safetensors",))
         final, begun = tmp_path / "store" / "m@1", tmp_path / "begun"
-        whole = staging.fetch(str(final), "run-1", from_here.fetches(from_here.listing(source)))
+        whole = staging.fetch(
+            str(final), "run-1", from_here.fetches(from_here.listing(source, datetime.now(UTC)))
+        )
         reads = 'head -c "$((size - have))" >>"$incoming"'
         assert reads in whole.script
         stops = f"{{ head -c 3000000; echo >'{begun}'; sleep 3; }} >>\"$incoming\""

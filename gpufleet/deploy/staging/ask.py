@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime
+from pathlib import Path
 
 import httpx
 
@@ -106,8 +107,10 @@ def asker() -> Iterator[Asker]:
         yield Asker(client)
 
 
-def listing(source: Source, questions: Asker, now: datetime) -> Listing:
+def listing(source: Source, questions: Asker, now: datetime, state_dir: Path | None = None) -> Listing:
     """Everything of one revision, and proof that its files may be read.
+
+    `state_dir` remembers checksums of files on this machine.
 
     Raises:
         SourceRefused (401), SourceGated (403), SourceMissing (404), SourceUnreachable, SourceMoving: with the fix.
@@ -118,7 +121,7 @@ def listing(source: Source, questions: Asker, now: datetime) -> Listing:
         case Kind.S3:
             found = _s3(source, questions, now)
         case _:
-            found = here.listing(source)
+            found = here.listing(source, now, state_dir)
     if not found.files:
         raise SourceMissing(
             "there are no files to stage", where=source.shown, hints=("check `include` and `exclude`",)

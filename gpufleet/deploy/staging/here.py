@@ -9,22 +9,26 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 
 from gpufleet.deploy.staging import hub, s3
 from gpufleet.deploy.staging.hub import SourceMissing, SourceUnreachable
 from gpufleet.deploy.staging.model import MANIFEST, SUMS, Fetch, Listing, Source, WeightFile
 from gpufleet.deploy.staging.settled import SourceMoving, refuse_unfinished
+from gpufleet.deploy.staging.sums_file import Sums
 
 READERS = 4
 """Files that are read at once."""
 
 
-def listing(source: Source) -> Listing:
+def listing(source: Source, now: datetime, state_dir: Path | None = None) -> Listing:
     """Every file below the directory, links followed, hidden ones left out.
+
+    `state_dir` remembers the checksums, so that the next plan need not read everything again.
 
     Raises:
         SourceMissing: there is no such directory. SourceUnreachable: it cannot be read.
@@ -41,10 +45,20 @@ def listing(source: Source) -> Listing:
         found = [(one, path) for one, path in _files(top) if one.path not in {*SUMS, MANIFEST}]
         refuse_unfinished((one.path for one, _ in found), source.shown)
         chosen = {one.path for one in hub.chosen([one for one, _ in found], source)}
-        known = _known(top)
         wanted = [(one, path) for one, path in found if one.path in chosen]
+        sums = Sums(state_dir)
+        beside = _known(top)
+        known = {one.path: beside.get(one.path) or sums.of(path.absolute()) for one, path in wanted}
         with ThreadPoolExecutor(READERS) as pool:
-            checked = tuple(pool.map(lambda pair: _checked(pair[0], pair[1], known, source.shown), wanted))
+            checked = tuple(
+                pool.map(lambda pair: _checked(pair[0], pair[1], known[pair[0].path], source.shown), wanted)
+            )
+        read = {
+            path.absolute(): one.check
+            for one, (_, path) in zip(checked, wanted, strict=True)
+            if not known[one.path]
+        }
+        sums.keep(read, int(now.timestamp() * 1e9))
     except OSError as error:
         raise SourceUnreachable(
             f"{error.filename or source.place} cannot be read here: {(error.strerror or 'error').lower()}",
@@ -87,9 +101,9 @@ def _known(top: Path) -> dict[str, str]:
     return {}
 
 
-def _checked(one: WeightFile, path: Path, known: Mapping[str, str], where: str) -> WeightFile:
-    if one.path in known:
-        return replace(one, check=known[one.path])
+def _checked(one: WeightFile, path: Path, known: str, where: str) -> WeightFile:
+    if known:
+        return replace(one, check=known)
     before = path.stat()
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
+from pathlib import Path
 
 from gpufleet.clock import Clock
 from gpufleet.deploy.staging import ask, looks, share, stores
@@ -36,10 +37,12 @@ def prepare(
     forks: int,
     warn: Callable[[str], None],
     in_place: bool = False,
+    state_dir: Path | None = None,
 ) -> Staging:
     """Ask the source what there is and the hosts what they have. Nothing is written, here or there.
 
-    `in_place`: a directory of the hosts is used where it is, and only watched.
+    `in_place`: a directory of the hosts is used where it is, and only watched. `state_dir` remembers checksums of
+    files on this machine.
 
     Raises:
         SourceRefused, SourceGated, SourceMissing, SourceUnreachable, SourceMoving: of the source, with the fix.
@@ -55,7 +58,7 @@ def prepare(
             return _used_in_place(listing, hosts)
     else:
         with ask.asker() as questions:
-            listing = ask.listing(source, questions, clock.now())
+            listing = ask.listing(source, questions, clock.now(), state_dir)
         fetches = ask.fetches(listing, clock.now())
     wanted = f"{(store or DEFAULT_STORE).rstrip('/')}/{listing.name}"
     found = _surveyed(wanted, hosts, transport, forks)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import replace
+from datetime import UTC, datetime
+from io import BufferedReader
 from pathlib import Path
 
 import pytest
@@ -29,6 +31,9 @@ FILES = {
 STAGED = ["config.json", "empty.txt", "model-1.safetensors", "sub/a b'c.json"]
 
 
+NOW = datetime(2100, 1, 1, tzinfo=UTC)
+
+
 def source(place: Path, **more: object) -> Source:
     return Source(kind=Kind.HERE, model=place.name, place=str(place), **more)  # type: ignore[arg-type]  # by name
 
@@ -50,7 +55,7 @@ def opened() -> Session:
 
 def fetched(top: Path, final: Path, **more: object) -> Exit:
     """What the host's command answers, over this machine's own shell."""
-    fetches = here.fetches(here.listing(source(top)))
+    fetches = here.fetches(here.listing(source(top), NOW))
     session = opened()
     answer = session.run(commands.fetch(str(final), "run-1", fetches, **more))  # type: ignore[arg-type]  # by name
     assert isinstance(answer, Exit), answer
@@ -66,12 +71,40 @@ def tree(path: Path) -> dict[str, bytes]:
 
 
 def test_every_file_is_listed_with_its_checksum_and_hidden_ones_are_not(weights: Path):
-    found = here.listing(source(weights))
+    found = here.listing(source(weights), NOW)
     assert [one.path for one in found.files] == STAGED
     assert all(one.check == f"sha256:{hashlib.sha256(FILES[one.path]).hexdigest()}" for one in found.files)
     assert found.name == f"qwen@{found.revision}"
     (weights / "config.json").write_bytes(b"[]")
-    assert here.listing(source(weights)).revision != found.revision
+    assert here.listing(source(weights), NOW).revision != found.revision
+
+
+def test_what_was_read_is_remembered_while_the_file_is_as_it_was(
+    weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    state, read = tmp_path / "state", list[str]()
+    digest = hashlib.file_digest
+
+    def noted(file: BufferedReader, name: str) -> object:
+        read.append(Path(file.name).name)
+        return digest(file, name)
+
+    monkeypatch.setattr(hashlib, "file_digest", noted)
+    first = here.listing(source(weights), NOW, state)
+    assert sorted(read) == sorted(Path(name).name for name in STAGED)
+    read.clear()
+    assert here.listing(source(weights), NOW, state) == first
+    assert read == []
+    (weights / "config.json").write_bytes(b"[]")
+    assert here.listing(source(weights), NOW, state).revision != first.revision
+    assert read == ["config.json"]
+    (state / "weights-sums.json").write_bytes(b"damaged")
+    read.clear()
+    assert here.listing(source(weights), datetime.fromtimestamp(0, UTC), state).files
+    assert len(read) == len(STAGED)
+    read.clear()
+    here.listing(source(weights), NOW, state)  # what had just been written was not remembered
+    assert len(read) == len(STAGED)
 
 
 def test_a_snapshot_of_links_is_read_through_them(weights: Path, tmp_path: Path):
@@ -79,7 +112,7 @@ def test_a_snapshot_of_links_is_read_through_them(weights: Path, tmp_path: Path)
     linked.mkdir()
     (linked / "config.json").symlink_to(weights / "config.json")
     (linked / "nowhere.json").symlink_to(weights / "nothing")
-    assert [one.path for one in here.listing(source(linked)).files] == ["config.json"]
+    assert [one.path for one in here.listing(source(linked), NOW).files] == ["config.json"]
 
 
 def test_checksums_that_stand_beside_the_files_are_believed_until_a_host_compares(
@@ -87,7 +120,7 @@ def test_checksums_that_stand_beside_the_files_are_believed_until_a_host_compare
 ):
     wrong = "0" * 64
     (weights / "SHA256SUMS").write_text(f"{wrong}  config.json\n")
-    found = here.listing(source(weights))
+    found = here.listing(source(weights), NOW)
     assert found.files[0].check == f"sha256:{wrong}"
     assert "SHA256SUMS" not in [one.path for one in found.files]
     answer = fetched(weights, tmp_path / "store" / "m@1")
@@ -98,21 +131,21 @@ def test_checksums_that_stand_beside_the_files_are_believed_until_a_host_compare
 def test_a_download_that_is_not_over_is_refused(weights: Path, name: str):
     (weights / name).write_bytes(b"half")
     with pytest.raises(SourceMoving) as refused:
-        here.listing(source(weights))
+        here.listing(source(weights), NOW)
     assert name in str(refused.value)
     assert unfinished(["a.safetensors", name]) == (name,)
 
 
 def test_what_is_not_there_and_what_may_not_be_read(weights: Path, monkeypatch: pytest.MonkeyPatch):
     with pytest.raises(SourceMissing, match="no such directory on this machine"):
-        here.listing(source(weights / "none"))
+        here.listing(source(weights / "none"), NOW)
 
     def denied(*_words: object, **_more: object) -> None:
         raise PermissionError(13, "Permission denied", "model-1.safetensors")
 
     monkeypatch.setattr(Path, "open", denied)  # root, as whom tests may run, reads everything
     with pytest.raises(SourceUnreachable, match="cannot be read here: permission denied"):
-        here.listing(source(weights))
+        here.listing(source(weights), NOW)
 
 
 def test_the_directory_arrives_whole(weights: Path, tmp_path: Path):
@@ -130,7 +163,7 @@ def test_a_broken_copy_goes_on_at_the_byte_where_it_was(weights: Path, tmp_path:
     (incoming / "model-1.safetensors").write_bytes(content[:500_000])
     (weights / "model-1.safetensors").write_bytes(content)
     sent = commands.FETCH.replace("gpufleet_want ", 'say "at $have"; gpufleet_want ')
-    fetches = here.fetches(here.listing(source(weights)))
+    fetches = here.fetches(here.listing(source(weights), NOW))
     command = commands.fetch(str(final), "run-1", fetches)
     session = opened()
     answer = session.run(replace(command, script=sent))
@@ -142,7 +175,7 @@ def test_a_broken_copy_goes_on_at_the_byte_where_it_was(weights: Path, tmp_path:
 
 def test_a_file_that_changed_or_shrank_since_it_was_listed_is_no_copy(weights: Path, tmp_path: Path):
     final = tmp_path / "qwen@1"
-    fetches = here.fetches(here.listing(source(weights)))
+    fetches = here.fetches(here.listing(source(weights), NOW))
     session = opened()
     flipped = bytearray(FILES["model-1.safetensors"])
     flipped[4711] ^= 1
@@ -166,7 +199,7 @@ def test_a_file_that_changed_or_shrank_since_it_was_listed_is_no_copy(weights: P
 
 def test_a_full_disk_is_told_as_such(weights: Path, tmp_path: Path):
     final = tmp_path / "qwen@1"
-    fetches = here.fetches(here.listing(source(weights)))
+    fetches = here.fetches(here.listing(source(weights), NOW))
     incoming = tmp_path / "qwen@1.partial" / ".incoming"
     incoming.mkdir(parents=True)
     (incoming / "model-1.safetensors").symlink_to("/dev/full")
