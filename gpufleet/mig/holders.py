@@ -43,6 +43,11 @@ DISPLAYS = ("gdm", "gdm3", "lightdm", "sddm", "display-manager")
 """Stopping one ends somebody's desktop, so that it wants to be asked for."""
 KEPT = ("nvidia-fabricmanager", "nvidia-imex")
 
+_DRAWS = frozenset(
+    {"Xorg", "Xwayland", "gnome-shell", "kwin_wayland", "kwin_x11", "plasmashell", "gnome-session-b"}
+)
+"""Names, as the kernel cuts them, of what a display manager starts in sessions of its own."""
+
 _EXPORTER = re.compile(r"dcgm[-_]exporter|gpu[-_]exporter", re.IGNORECASE)
 _NODE = re.compile(r"/dev/nvidia(\d{1,4})", re.ASCII)
 _CAPABILITY_NODE = re.compile(r"/dev/nvidia-caps/nvidia-cap(\d{1,9})", re.ASCII)
@@ -131,7 +136,14 @@ def decide(
     ]
     unload, module = _module(touched, seen, stop, consent)
     blockers += module
-    blockers += _processes(touched, seen, [*touched.containers, *pause], containers, {*stop, *DISPLAYS})
+    display = touched.reach is Reach.RESET and bool(running.keys() & set(DISPLAYS))
+    explained = _DRAWS if display else frozenset()
+    ours = [*touched.containers, *pause]
+    blockers += [
+        blocker
+        for pid, blocker in _processes(touched, seen, ours, containers, {*stop, *DISPLAYS})
+        if seen.groups[pid].name not in explained
+    ]
     return Holders(
         stop=stop,
         unload=unload,
@@ -247,7 +259,7 @@ def _processes(
     stopped: Sequence[ContainerFact],
     containers: Sequence[ContainerFact],
     services: set[str],
-) -> Iterator[Blocker]:
+) -> Iterator[tuple[int, Blocker]]:
     """Processes that nobody stops: neither a container of the change, nor a service that is stopped or may stay."""
     stays = {*services, *KEPT, PERSISTENCE}
     ended = [one.id for one in stopped]
@@ -260,14 +272,14 @@ def _processes(
         name = f" ({known.name})" if known.name else ""
         owner = next((one for one in containers if known.within(one.id)), None)
         if owner is not None:
-            yield Blocker(
-                "container",
-                f"container {owner.name} {what} with pid {pid}{name}",
-                f"stop it, or leave this GPU out: {owner.name} would lose it",
+            text = f"container {owner.name} {what} with pid {pid}{name}"
+            yield (
+                pid,
+                Blocker("container", text, f"stop it, or leave this GPU out: {owner.name} would lose it"),
             )
         else:
             end = f"sudo systemctl stop {known.service}" if known.service else f"sudo kill {pid}"
-            yield Blocker("process", f"pid {pid}{name} {what}", f"end it, or wait for it: {end}")
+            yield pid, Blocker("process", f"pid {pid}{name} {what}", f"end it, or wait for it: {end}")
 
 
 def _at_work(touched: Touched, seen: HolderFacts) -> dict[int, str]:

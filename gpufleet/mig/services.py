@@ -31,6 +31,8 @@ for unit in "$@"; do
 done
 """
 _UNLOAD = """
+PATH=$PATH:/usr/sbin:/sbin
+export PATH
 for module in "$@"; do
   while read -r name rest; do
     if [ "$name" = "$module" ]; then modprobe -r "$module" </dev/null || exit 1; fi
@@ -38,6 +40,8 @@ for module in "$@"; do
 done
 """
 _LOAD = """
+PATH=$PATH:/usr/sbin:/sbin
+export PATH
 modeset=$1
 shift
 for module in "$@"; do

@@ -6,9 +6,10 @@ import json
 import shutil
 import subprocess
 import sys
+from contextlib import suppress
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpufleet.hosts.boot_drift import Standing, drift
@@ -16,6 +17,7 @@ from gpufleet.hosts.model import BootGpu, BootLayout, BootSlice, GpuInstanceFact
 from gpufleet.hosts.probes import boot_layout
 from gpufleet.lab.fleet import HostWish, LabHost, build_fleet
 from gpufleet.lab.gpus.mishaps import parse as mishap
+from gpufleet.lab.gpus.simgpu import NoRoom
 from gpufleet.lab.shell.run import Ended
 from gpufleet.mig import boot_unit
 from gpufleet.names import GpuUuid
@@ -203,6 +205,43 @@ def test_the_specification_is_written_anew():
     )
     host.run()
     assert host.gpu.instances[0].uuid in host.lab.host.fs.read("/var/run/cdi/nvidia.yaml").decode()
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    board=st.sampled_from(["H100-80GB", "A100-80GB", "A30-24GB"]),
+    words=st.lists(st.tuples(st.integers(0, 9), st.integers(0, 7)), max_size=12),
+    kept=st.integers(0, 2**7 - 1),
+    more=st.booleans(),
+)
+def test_any_layout_is_brought_back_and_nothing_of_others_is_touched(board, words, kept, more):
+    host = Booted("7g.80gb:0", gpus=f"1x{board}")
+    gpu = host.gpu
+    gpu.set_mig(enabled=True)
+    for number, start in words:  # what fits of it is a legal layout
+        with suppress(NoRoom):
+            gpu.create(gpu.board.profiles[number % len(gpu.board.profiles)].name, start)
+    wanted = [(one.profile.name, one.start, one.profile.size) for one in gpu.instances]
+    if not wanted:
+        return
+    gpu.instances = [one for at, one in enumerate(gpu.instances) if kept >> at & 1]
+    foreign = None
+    if more:
+        free = [one for one in gpu.board.profiles if gpu.free_count(one)]
+        foreign = gpu.create(free[0].name) if free else None
+    before = list(gpu.instances)
+    entry = BootGpu(
+        GpuUuid(gpu.uuid),
+        tuple(BootSlice(profile=name, start=start, size=size) for name, start, size in wanted),
+    )
+    host.lab.host.fs.write(DATA, boot_layout.render([entry], ()).encode())
+    if foreign is not None and (foreign.profile.name, foreign.start, foreign.profile.size) not in wanted:
+        host.run(code=1)
+        assert gpu.instances == before
+        return
+    host.run()
+    assert {(one.profile.name, one.start, one.profile.size) for one in gpu.instances} == set(wanted)
+    assert all(one in gpu.instances and one.ci is not None for one in before)
 
 
 SMI = """\

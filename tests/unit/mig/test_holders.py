@@ -171,6 +171,11 @@ def test_a_display_is_asked_for():
     both = decide(RESET, seen, (), frozenset({Consent.DISPLAY, Consent.MODULE}))
     assert (both.stop, both.unload, both.blockers) == (("gdm",), ("nvidia_drm",), ())
     assert decide(INSTANCES, seen, ()).blockers == ()
+    drawn = with_users(seen, using(3, "/dev/nvidia0", name="Xorg"))
+    assert decide(RESET, drawn, ()).blockers == decide(RESET, seen, ()).blockers
+    assert [one.kind for one in decide(MODE, drawn, ()).blockers] == ["process"]
+    alone = with_users(IDLE, using(3, "/dev/nvidia0", name="Xorg"))
+    assert [one.kind for one in decide(RESET, alone, ()).blockers] == ["process"]
 
 
 def test_processes_of_strangers_are_told_and_never_ended():
