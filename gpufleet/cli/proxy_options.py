@@ -44,6 +44,25 @@ Connections = Annotated[
     int,
     typer.Option("--connections", metavar="N", min=1, help="Connections at once; one more is answered 503."),
 ]
+AccessLog = Annotated[
+    str,
+    typer.Option(
+        "--access-log", metavar="PATH", help="One JSON line for each request; `-` is standard output."
+    ),
+]
+AccessShare = Annotated[
+    float,
+    typer.Option(
+        "--access-share",
+        metavar="SHARE",
+        min=0.0,
+        max=1.0,
+        help="How many of the requests that went well are written; failures all are.",
+    ),
+]
+Trace = Annotated[
+    bool, typer.Option("--trace", help="Start a trace (`traceparent`) for requests that bring none.")
+]
 Workers = Annotated[
     int,
     typer.Option("--workers", metavar="N", min=1, max=64, help="Processes that serve the port together."),

@@ -64,6 +64,9 @@ class ProxyConfig:
         connection_limit: connections of clients; one more is answered 503 and closed.
         certificate: path of a PEM file, for TLS; empty for plain TCP.
         private_key: path of its key; empty when it stands in the certificate's file.
+        trace: start a trace (W3C `traceparent`) for a request that brings none; one that it brings always travels on.
+        access_log: path of the access log, `-` for standard output; empty for none.
+        access_share: share of the requests that went well that is written there; failures all are.
         workers: processes that serve the port together.
         handover: path of the socket over which another proxy takes over from this one; empty for none.
         take_over: take the port over from the proxy that offers it there; start anew when none does.
@@ -82,6 +85,9 @@ class ProxyConfig:
     connection_limit: int = 100_000
     certificate: str = ""
     private_key: str = ""
+    trace: bool = False
+    access_log: str = ""
+    access_share: float = 1.0
     workers: int = 1
     handover: str = ""
     take_over: bool = False

@@ -192,7 +192,6 @@ class ProxyMetrics:
         "connections_refused",
         "duration",
         "gap",
-        "longest_gap",
         "reloads",
         "requests",
         "retries",
@@ -248,12 +247,6 @@ class ProxyMetrics:
             GAP_BOUNDS,
             ("pool",),
         )
-        self.longest_gap = Histogram(
-            "gpufleet_proxy_longest_gap_seconds",
-            "Longest time between two pieces of a streamed answer, one value a stream.",
-            GAP_BOUNDS,
-            ("pool",),
-        )
         self.duration = Histogram(
             "gpufleet_proxy_request_duration_seconds",
             "From dispatch to the last byte.",
@@ -275,7 +268,6 @@ class ProxyMetrics:
             self.access_dropped,
             self.ttft,
             self.gap,
-            self.longest_gap,
             self.duration,
         )
         return [one.family() for one in counted]

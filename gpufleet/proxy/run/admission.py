@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import secrets
 from typing import Final
 
 import msgspec
@@ -21,6 +22,7 @@ from gpufleet.proxy.wire.refusal import (
 )
 from gpufleet.tokens.model import ANONYMOUS, Principal
 
+_TRACED: Final = re.compile(rb"(?:^|\n)traceparent:", re.IGNORECASE)
 _REQUEST_ID: Final = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 
 
@@ -52,6 +54,12 @@ def admit(state: ProxyState, head: RequestHead, others_buffered: int) -> Asked:
             refusal = _misplaced(state, head, place)
             if refusal is None and others_buffered + (head.length or 0) > state.config.buffered_limit:
                 refusal = overloaded()
+    if state.config.trace and refusal is None and not _TRACED.search(head.kept):
+        trace = b"traceparent: 00-%s-%s-01\r\n" % (
+            secrets.token_hex(16).encode(),
+            secrets.token_hex(8).encode(),
+        )
+        head = msgspec.structs.replace(head, kept=head.kept + trace)
     return Asked(head, place, principal, request_id, refusal)
 
 

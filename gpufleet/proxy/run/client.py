@@ -250,7 +250,10 @@ class ClientConnection(asyncio.Protocol):
         pool = self._place.pool
         known = pool is not None and pool in self._state.fleet.table.pools
         # A name that a client made up must not become a label: there would be no end of them.
-        self._state.metrics.requests.add((pool if known and pool else "", "", str(status)))
+        name, asked, access = pool if known and pool else "", self._asked, self._state.access
+        self._state.metrics.requests.add((name, "", str(status)))
+        if access is not None and asked is not None and access.wants(status):
+            access.note(asked.head, asked.request_id, status, pool=name)
 
     def _may_stay(self) -> bool:
         return (

@@ -33,11 +33,11 @@ from gpufleet.proxy.wire.heads import (
     write_request_head,
     write_response_head,
 )
-from gpufleet.proxy.wire.openai import stream_error
+from gpufleet.proxy.wire.openai import last_words
 from gpufleet.proxy.wire.refusal import Refusal, no_healthy_members, upstream_failed, upstream_timeout
+from gpufleet.proxy.wire.usage import TAIL
 
 CLIENT_GONE = "499"
-_FILLER_LIMIT = 64 * 1024
 
 
 class _Phase(Enum):
@@ -74,6 +74,7 @@ class Exchange:
         "_state",
         "_stays",
         "_stream",
+        "_tail",
         "_target",
         "_unchunk",
     )
@@ -112,8 +113,8 @@ class Exchange:
         self._connecting: asyncio.Task[None] | None = None
         self._response: ResponseHead | None = None
         self._unchunk = False
-        self._stays = False
-        """What the client was told: whether it may send another request."""
+        self._tail = b""
+        self._stays = False  # what the client was told: whether it may send another request
         self._started_at = self._last_byte_at = state.loop.time()
         self._first_byte_at: float | None = None
         state.in_flight += 1
@@ -232,11 +233,14 @@ class Exchange:
             content = before + piece if before else piece
         if content:
             self._client.write(content)
+        self._tail = received if len(received) >= TAIL else self._tail[-TAIL:] + received
         if reader.complete:
             self._complete(connection)
 
     def _complete(self, connection: UpstreamConnection) -> None:
-        response = self._response
+        response, first, pieces = self._response, self._first_byte_at, connection.reader.pieces
+        if self._stream and first is not None and pieces > 1:
+            self._state.metrics.gap.observe((self._last_byte_at - first) / (pieces - 1), (self._pool.name,))
         reusable = response is not None and response.persistent and not connection.reader.overrun
         self._drop_connection(reusable=reusable)
         self._end(str(response.status) if response is not None else "502")
@@ -303,16 +307,10 @@ class Exchange:
         self._end(str(refusal.status))
         chunked = response.framing is Framing.CHUNKED and not self._unchunk
         speaks = response.is_event_stream and response.framing is not Framing.LENGTH
-        if speaks and not (chunked and (gap is None or gap > _FILLER_LIMIT)):
-            event = stream_error(self._path, refusal)
-            if chunked:
-                # A chunk that was cut is filled up with empty lines: the client's parser must reach our event.
-                filler = b"\n" * gap + b"\r\n" if gap else b""
-                event = b"%s%x\r\n%s\r\n" % (filler, len(event), event)
-            self._client.write(event)
-            self._client.cut(hard=False)
-        else:
-            self._client.cut(hard=response.framing is Framing.CLOSE or self._unchunk)
+        words = last_words(self._path, refusal, gap, chunked=chunked) if speaks else b""
+        if words:
+            self._client.write(words)
+        self._client.cut(hard=not words and (response.framing is Framing.CLOSE or self._unchunk))
 
     def client_gone(self) -> None:
         """The client left: the engine stops at once, in whatever phase."""
@@ -371,9 +369,17 @@ class Exchange:
         state = self._state
         state.in_flight -= 1
         self._forget_body()
-        metrics = state.metrics
-        metrics.requests.add((self._pool.name, self._seat.id if self._seat else "", code))
-        metrics.duration.observe(state.loop.time() - self._started_at, (self._pool.name,))
+        state.settle(
+            self._head,
+            self._request_id,
+            int(code),
+            pool=self._pool.name,
+            endpoint=self._seat.id if self._seat else "",
+            stream=self._stream,
+            started=self._started_at,
+            first_byte=self._first_byte_at,
+            tail=self._tail,
+        )
 
     def _client_may_stay(self) -> bool:
         response = self._response

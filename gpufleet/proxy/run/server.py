@@ -15,7 +15,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpufleet.clock import Clock, SystemClock
+from gpufleet.errors import CannotServe
 from gpufleet.proxy.config import Address, ProxyConfig
+from gpufleet.proxy.run.access_log import AccessLog
 from gpufleet.proxy.run.admin import AdminConnection
 from gpufleet.proxy.run.client import ClientConnection
 from gpufleet.proxy.run.desk import OwnDesk
@@ -90,6 +92,7 @@ class _Server:
             config, drained=lambda: sorted(state.fleet.drained), counts=state.fleet.counts_in_all
         )
         self._certificate: Certificate | None = None
+        self._access: AccessLog | None = None
         self._stop = asyncio.Event()
         self._hurry = asyncio.Event()
         self._servers: dict[str, list[asyncio.Server]] = {}
@@ -101,6 +104,8 @@ class _Server:
         self._sources.first()
         if self._config.certificate:
             self._certificate = Certificate(self._config.certificate, self._config.private_key)
+        if self._config.access_log:
+            self._open_access_log()
         if given is None:
             port.open()
         else:
@@ -127,12 +132,26 @@ class _Server:
                     **(self._tls() if purpose == "listen" else {}),
                 )
                 self._servers.setdefault(purpose, []).append(server)
-        self._tasks = [
+        self._tasks += [
             self._loop.create_task(task) for task in (self._tick(), watch(state), read_loads(state))
         ]
         self._tasks += port.follow(self._loop, state.fleet.count_elsewhere)
         if given is None:
             self._tasks += port.offer(self._loop, self._hand_over)
+
+    def _open_access_log(self) -> None:
+        config = self._config
+        log = AccessLog(self._state, config.access_log, config.access_share)
+        try:
+            log.open()
+        except OSError as error:
+            raise CannotServe(
+                f"the access log cannot be written: {error.strerror or error}",
+                where=config.access_log,
+                hints=("give --access-log a path in a folder that this user may write, or `-`",),
+            ) from None
+        self._access = self._state.access = log
+        self._tasks.append(self._loop.create_task(log.write_for_ever()))
 
     def _tls(self) -> dict[str, Any]:
         """Arguments of `create_server`; a handshake has as long as a request's head."""
@@ -213,6 +232,9 @@ class _Server:
         self._state.fleet.close()
         for _ in range(_GOODBYES):
             await asyncio.sleep(0)
+        if self._access is not None:
+            self._access.flush()
+            self._access.close()
 
     async def _tick(self) -> None:
         """Again and again."""

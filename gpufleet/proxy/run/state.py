@@ -15,7 +15,9 @@ from gpufleet.proxy.decide.balance.api import Dice
 from gpufleet.proxy.decide.metrics import ProxyMetrics
 from gpufleet.proxy.run.fleet import Fleet
 from gpufleet.proxy.run.upload import BodyBuffers
+from gpufleet.proxy.wire.heads import RequestHead
 from gpufleet.proxy.wire.refusal import Refusal
+from gpufleet.proxy.wire.usage import reported
 
 
 class Connected(Protocol):
@@ -59,12 +61,37 @@ class Downstream(Protocol):
         ...
 
 
+class Access(Protocol):
+    """The access log, as requests need it."""
+
+    def wants(self, status: int) -> bool:
+        """Whether this request is to be written: asked once for each."""
+        ...
+
+    def note(
+        self,
+        head: RequestHead,
+        request_id: bytes,
+        status: int,
+        *,
+        pool: str = "",
+        endpoint: str = "",
+        stream: bool = False,
+        started: float | None = None,
+        first_byte: float | None = None,
+        tokens: dict[str, int] | None = None,
+    ) -> None:
+        """Keep one line."""
+        ...
+
+
 class ProxyState:
     """One a process; lives on the loop's thread alone."""
 
     __slots__ = (
         "_numbers",
         "_prefix",
+        "access",
         "bodies",
         "buffered",
         "clients",
@@ -100,6 +127,8 @@ class ProxyState:
         self.bodies = BodyBuffers()
         self.buffered = 0
         """Bytes of their bodies, and of those that are on their way to us."""
+        self.access: Access | None = None
+        """None: no access log is kept."""
         self.stopping = False
         self.succeeded = False
         """Another process accepts on the same socket: whoever is still connected here is served to the end."""
@@ -108,6 +137,40 @@ class ProxyState:
         self.started = self.wall
         self._prefix = secrets.token_hex(6)
         self._numbers = itertools.count(1)
+
+    def settle(
+        self,
+        head: RequestHead,
+        request_id: bytes,
+        status: int,
+        *,
+        pool: str,
+        endpoint: str,
+        stream: bool,
+        started: float,
+        first_byte: float | None,
+        tail: bytes,
+    ) -> None:
+        """A request has ended: count it, with the tokens that stand in the `tail` of its answer, and log it."""
+        metrics = self.metrics
+        metrics.requests.add((pool, endpoint, str(status)))
+        metrics.duration.observe(self.loop.time() - started, (pool,))
+        tokens = reported(tail)
+        for kind, number in tokens.items():
+            metrics.tokens.add((pool, endpoint, kind), number)
+        access = self.access
+        if access is not None and access.wants(status):
+            access.note(
+                head,
+                request_id,
+                status,
+                pool=pool,
+                endpoint=endpoint,
+                stream=stream,
+                started=started,
+                first_byte=first_byte,
+                tokens=tokens,
+            )
 
     def new_request_id(self) -> bytes:
         """Unique over processes and restarts."""

@@ -185,7 +185,7 @@ class RequestReader:
 class ResponseReader:
     """The client's side of one connection: the head of the final answer, then the end of its body."""
 
-    __slots__ = ("_buffer", "_chunks", "_framing", "_left", "_memory", "complete", "overrun")
+    __slots__ = ("_buffer", "_chunks", "_framing", "_left", "_memory", "complete", "overrun", "pieces")
 
     def __init__(self, memory: HeadMemory | None = None) -> None:
         self._memory = memory or HeadMemory()
@@ -193,6 +193,8 @@ class ResponseReader:
         self._framing = Framing.NONE
         self._left = 0
         self._chunks: ChunkFollower | None = None
+        self.pieces = 0
+        """How many came of the body."""
         self.complete = False
         self.overrun = False
         """Bytes came after the end of the answer: this connection must not be used again."""
@@ -233,6 +235,7 @@ class ResponseReader:
         `payload`, when given, receives the content without chunked framing.
         """
         size = len(received)
+        self.pieces += 1
         if self.complete:
             self.overrun = self.overrun or size > 0
             return 0

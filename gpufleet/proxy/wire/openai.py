@@ -105,6 +105,24 @@ def _card(name: str, created: int) -> dict[str, object]:
     return {"id": name, "object": "model", "created": created, "owned_by": "gpufleet"}
 
 
+_FILLER_LIMIT = 64 * 1024
+
+
+def last_words(path: str, refusal: Refusal, gap: int | None, *, chunked: bool) -> bytes:
+    """The bytes that tell the reader of a stream that it broke; empty where its framing leaves no place for them.
+
+    `gap` is what the open chunk still wants; None when the chunked framing itself was cut.
+    """
+    event = stream_error(path, refusal)
+    if not chunked:
+        return event
+    if gap is None or gap > _FILLER_LIMIT:
+        return b""
+    # A chunk that was cut is filled up with empty lines: the client's parser must reach our event.
+    filler = b"\n" * gap + b"\r\n" if gap else b""
+    return b"%s%x\r\n%s\r\n" % (filler, len(event), event)
+
+
 def stream_error(path: str, refusal: Refusal) -> bytes:
     """The event that tells the reader of a stream that it broke; there is no `[DONE]` behind it.
 
