@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import random
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -57,3 +59,32 @@ def test_an_image_of_one_host_is_carried_to_another(
         assert snapshot.settled_as(fleet, before) == []
     assert fleet.ssh(first, ID).strip() == identity
     assert {name: fleet.ssh_answer(name, TRACES).stdout for name in pair} == dict.fromkeys(pair, "")
+
+
+def test_weights_from_this_machine_reach_one_host_over_ssh_and_the_other_from_there(
+    fleet: Fleet, tmp_path: Path
+) -> None:
+    names = ("h1", "h4" if "h4" in fleet.hosts else "h2")
+    top = tmp_path / "toy"
+    top.mkdir()
+    content = random.Random(7).randbytes(24 << 20)
+    (top / "model.safetensors").write_bytes(content)
+    (top / "config.json").write_bytes(b"{}")
+    operator = Operator(fleet, tmp_path / "desk", names, extra=EXTRA)
+    before = snapshot.look(fleet, names)
+    where = [word for name in names for word in ("--hosts", name)]
+    answer = operator.run(
+        "models", "stage", f"file://{top}", *where, "--image", fleet.images["v0.11.2"], "--yes"
+    )
+    try:
+        assert answer.exit == 0, answer
+        path = answer.fields["path"]
+        asked = f"cd '{path}' && sha256sum -c .gpufleet-manifest >/dev/null && sha256sum <model.safetensors"
+        digest = hashlib.sha256(content).hexdigest()
+        assert [fleet.ssh(name, asked).split()[0] for name in names] == [digest, digest]
+        taken = [line for line in answer.stderr.splitlines() if "stage from" in line]
+        assert taken, answer
+        assert snapshot.settled_as(fleet, before) == []
+    finally:
+        for name in names:
+            fleet.ssh(name, "rm -rf .gpufleet/models")

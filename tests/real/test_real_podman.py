@@ -12,9 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from gpufleet.change.model import Holds
 from gpufleet.deploy import commands
 from gpufleet.deploy.commands import Dialect, Drain
 from gpufleet.deploy.pull import pull
+from gpufleet.deploy.staging import archive, images, looks
 from gpufleet.engine.model import EngineContainer
 from gpufleet.hosts.model import ContainerFact, Known, RuntimeFact
 from gpufleet.hosts.probes import container, runtime
@@ -183,3 +185,34 @@ def test_gpus_by_the_flag_of_docker_are_no_gpus_here(house: House, dialect: Dial
     house.tell(commands.start(dialect, RUN, STEP, {}, asked))
     assert house.containers()["gf-flag"].devices == ()
     house.tell(commands.unstart(dialect, RUN, STEP))
+
+
+def test_an_image_is_saved_loaded_and_run_by_its_id(house: House, dialect: Dialect, tmp_path: Path) -> None:
+    """Podman keeps the id through an archive, takes it with `sha256:`, and lets go of it when nobody uses it."""
+    seen = images.read_look(house.tell(images.look(dialect, IMAGE)))
+    assert seen is not None
+    assert seen.id.startswith("sha256:")
+    final, owner = str(tmp_path / "image"), f"{RUN}/h1"
+    house.tell(archive.save(dialect, final, IMAGE, seen.id, seen.size))
+    assert looks.whole(house.ask(archive.there(dialect, final)), (final,)) == Holds()
+    assert house.podman("rmi", IMAGE).ok
+    try:
+        assert images.read_look(house.tell(images.look(dialect, seen.id))) == images.ImageOnHost()
+        house.tell(archive.load(dialect, final, seen.id, owner, seen.size))
+        look = archive.loaded(dialect, final, seen.id, owner)
+        assert looks.image_loaded(house.ask(look), (seen.id,)) == Holds()
+        by_id = tuple(seen.id if word == IMAGE else word for word in words(dialect, "gf-by-id", port=18021))
+        house.tell(commands.start(dialect, RUN, STEP, {}, by_id))
+        assert house.containers()["gf-by-id"].image_id.removeprefix("sha256:") == seen.id.removeprefix(
+            "sha256:"
+        )
+        house.tell(archive.unload(dialect, final, seen.id, owner))
+        assert looks.image_loaded(house.ask(look), (seen.id,)) == Holds()  # somebody uses it
+        house.tell(commands.unstart(dialect, RUN, STEP))
+        house.tell(archive.drop(dialect, f"{final}.none"))
+        (tmp_path / "image.loaded").write_text(f"{owner}\n")
+        house.tell(archive.unload(dialect, final, seen.id, owner))
+        assert images.read_look(house.tell(images.look(dialect, seen.id))) == images.ImageOnHost()
+    finally:
+        house.tell(commands.unstart(dialect, RUN, STEP))
+        house.tell(archive.load(dialect, final, seen.id, "another-run", seen.size))
