@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import stat
 import subprocess
+from dataclasses import replace
 
 import pytest
 
@@ -227,3 +229,66 @@ def test_real_shells_run_the_look(shell, tmp_path):
         [*shell, "-n"], input=runtime_files.REFRESH.encode(), capture_output=True, check=False
     )
     assert (checked.returncode, checked.stderr) == (0, b"")
+
+
+ROOM = """
+set -e
+mount -t tmpfs none /etc
+mount -t tmpfs none /run
+mkdir -p /etc/cdi /var/run/cdi
+printf 'kind: nvidia.com/gpu\\n' >/etc/cdi/nvidia.yaml
+printf 'kind: k8s.device-plugin.nvidia.com/gpu\\n' >/etc/cdi/other.yaml
+printf '{"kind": "nvidia.com/gpu"}\\n' >/var/run/cdi/nvidia.json
+"$@" -s
+cat /etc/cdi/other.yaml
+"""
+WRITES = """#!/bin/sh
+[ "$1 $2" = 'cdi generate' ] || exit 64
+[ -z "$(cat "$0.refuses" 2>/dev/null)" ] || { echo 'level=error msg="failed"' >&2; exit 1; }
+printf '%s\\n' "$*" >>"$0.calls"
+"""
+
+
+def own_room() -> bool:
+    """Whether this user may have an /etc of its own."""
+    if os.geteuid() != 0 or shutil.which("unshare") is None:
+        return False
+    trial = ["unshare", "-m", "mount", "-t", "tmpfs", "none", "/etc"]
+    return subprocess.run(trial, capture_output=True, check=False, timeout=30).returncode == 0
+
+
+@pytest.mark.parametrize("shell", SHELLS, ids=lambda words: words[0])
+def test_real_shells_write_specifications_where_they_found_them(shell, tmp_path):
+    if not own_room():
+        pytest.skip("needs root and namespaces for an /etc of its own")
+    for name, text in (("nvidia-smi", SMI), ("nvidia-ctk", WRITES)):
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(stat.S_IRWXU)
+
+    def refresh() -> Exit:
+        done = subprocess.run(
+            ["unshare", "-m", "/bin/sh", "-c", ROOM, "sh", shutil.which(shell[0]) or "", *shell[1:]],
+            input=frame(replace(runtime_files.refresh(runtime_files.PLACE), become=False), "m"),
+            capture_output=True,
+            env={"PATH": f"{tmp_path}:/usr/sbin:/usr/bin:/sbin:/bin"},
+            timeout=60,
+            check=False,
+        )
+        answer = unframe(done.stdout, done.stderr, "m").exit
+        assert answer is not None, done
+        return answer
+
+    assert refresh().code == 0
+    calls = (tmp_path / "nvidia-ctk.calls").read_text().splitlines()
+    assert calls == [
+        "cdi generate --format=yaml --output=/etc/cdi/nvidia.yaml",
+        "cdi generate --format=json --output=/var/run/cdi/nvidia.json",
+    ]
+    (tmp_path / "nvidia-ctk.refuses").write_text("yes")
+    failed = refresh()
+    assert failed.code == 1
+    assert "cannot be written: nvidia-ctk cdi generate --format=yaml" in failed.stderr
+    (tmp_path / "nvidia-smi").write_text(
+        SMI.replace("  MIG 1g", "  NO 1g")
+    )  # MIG is on, and there is no slice
+    assert refresh().code == 0
