@@ -31,6 +31,8 @@ def serve(
     listen: options.Listen = "127.0.0.1:8080",
     admin: options.Admin = "127.0.0.1:8081",
     routes: options.Routes = None,
+    routes_from: options.RoutesFrom = "",
+    tunnel: options.Tunnel = False,
     allow_anonymous: options.AllowAnonymous = False,
     wait_for_routes: options.WaitForRoutes = False,
     health_every: options.HealthEvery = 5.0,
@@ -47,7 +49,10 @@ def serve(
 ) -> None:
     """Serve until Ctrl-C or SIGTERM; a second one does not wait for requests in flight. SIGHUP reads files again."""
     import logging
+    from dataclasses import replace
+    from pathlib import Path
 
+    from gpufleet.cli.proxy_reach import reached_routes
     from gpufleet.proxy.config import ProxyConfig
     from gpufleet.proxy.decide.health import HealthRules
     from gpufleet.proxy.run.server import run as run_alone
@@ -76,7 +81,9 @@ def serve(
     level = logging.WARNING if settings.quiet else logging.INFO
     logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(message)s")
     run = run_workers if workers > 1 else run_alone
-    run(config, on_started=lambda started: _greet(config, started))
+    source, target = Path(config.routes), settings.state_dir / f"proxy-{config.listen.port}-routes.json"
+    with reached_routes(settings, source, routes_from=routes_from, tunnel=tunnel, target=target) as path:
+        run(replace(config, routes=str(path)), on_started=lambda started: _greet(config, started))
     raise finish(Answer(command="proxy serve", fields={"stopped": True}, text=""))
 
 

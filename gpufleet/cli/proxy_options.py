@@ -16,6 +16,18 @@ Routes = Annotated[
 Admin = Annotated[
     str, typer.Option("--admin", metavar="HOST:PORT", help="Health, metrics, status page, drain.")
 ]
+RoutesFrom = Annotated[
+    str,
+    typer.Option(
+        "--routes-from",
+        metavar="HOST",
+        help="Take the route table from the copy on this host, and keep it fresh.",
+    ),
+]
+Tunnel = Annotated[
+    bool,
+    typer.Option("--tunnel", help="Reach members over SSH, through their jump hosts; needs the inventory."),
+]
 Listen = Annotated[str, typer.Option("--listen", metavar="HOST:PORT", help="Where clients send requests.")]
 AllowAnonymous = Annotated[bool, typer.Option("--allow-anonymous", help="Serve requests without a key.")]
 WaitForRoutes = Annotated[

@@ -189,6 +189,21 @@ class SshSession:
         """Write a file whole."""
         return self.run(put_command(content, path, mode))
 
+    def forward(self, host: str, port: int) -> paramiko.Channel:
+        """Bytes to an address as this host sees it; raises `HostUnreachable`."""
+        try:
+            connection = self.connect()
+            return connection.open_channel(
+                "direct-tcpip", (host, port), ("127.0.0.1", 0), timeout=connection.channel_timeout
+            )
+        except (paramiko.SSHException, EOFError, OSError) as wrong:
+            refused = isinstance(wrong, paramiko.ChannelException) and wrong.code == 1
+            raise HostUnreachable(
+                f"{host}:{port} was not reached from this host"
+                + (": it does not allow forwarding (AllowTcpForwarding, PermitOpen)" if refused else ""),
+                where=self._target.name,
+            ) from None
+
     def close(self) -> None:
         """Let go of the connection."""
         with self._lock:
