@@ -9,7 +9,7 @@ import typer
 from gpufleet.cli import proxy_options as options
 from gpufleet.cli.console import Answer, finish, note, table, warn
 from gpufleet.cli.settings import current
-from gpufleet.errors import CannotServe, ExitCode, UsageError
+from gpufleet.errors import CannotServe, ExitCode
 
 if TYPE_CHECKING:
     from gpufleet.pools.routes import RouteTable
@@ -28,8 +28,10 @@ _LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
 
 @app.command()
 def serve(
+    context: typer.Context,
     listen: options.Listen = "127.0.0.1:8080",
     admin: options.Admin = "127.0.0.1:8081",
+    config: options.Config = None,
     routes: options.Routes = None,
     routes_from: options.RoutesFrom = "",
     tunnel: options.Tunnel = False,
@@ -48,42 +50,26 @@ def serve(
     handover: options.Handover = None,
 ) -> None:
     """Serve until Ctrl-C or SIGTERM; a second one does not wait for requests in flight. SIGHUP reads files again."""
+    # What these say is read from the context, which knows whether it was said or is a default.
+    del listen, admin, routes, allow_anonymous, wait_for_routes, health_every, drain, certificate, private_key
+    del connections, access_log, access_share, trace, workers, take_over, handover
     import logging
     from dataclasses import replace
     from pathlib import Path
 
     from gpufleet.cli.proxy_reach import reached_routes
-    from gpufleet.proxy.config import ProxyConfig
-    from gpufleet.proxy.decide.health import HealthRules
+    from gpufleet.cli.proxy_settings import configured
     from gpufleet.proxy.run.server import run as run_alone
     from gpufleet.proxy.run.supervisor import run as run_workers
 
     settings = current()
-    config = ProxyConfig(
-        listen=_address("--listen", listen),
-        admin=_address("--admin", admin),
-        routes=str(routes or settings.state_dir / "routes.json"),
-        tokens=str(settings.state_dir / "tokens.db"),
-        allow_anonymous=allow_anonymous,
-        wait_for_routes=wait_for_routes,
-        drain=drain,
-        handover=str(handover or settings.state_dir / f"proxy-{_address('--listen', listen).port}.sock"),
-        take_over=take_over,
-        workers=workers,
-        access_log=access_log,
-        access_share=access_share,
-        trace=trace,
-        certificate=str(certificate or ""),
-        private_key=str(private_key or ""),
-        connection_limit=connections,
-        health=HealthRules(every=health_every, timeout=min(2.0, health_every)),
-    )
+    wanted = configured(context, settings, config)
     level = logging.WARNING if settings.quiet else logging.INFO
     logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(message)s")
-    run = run_workers if workers > 1 else run_alone
-    source, target = Path(config.routes), settings.state_dir / f"proxy-{config.listen.port}-routes.json"
+    run = run_workers if wanted.workers > 1 else run_alone
+    source, target = Path(wanted.routes), settings.state_dir / f"proxy-{wanted.listen.port}-routes.json"
     with reached_routes(settings, source, routes_from=routes_from, tunnel=tunnel, target=target) as path:
-        run(replace(config, routes=str(path)), on_started=lambda started: _greet(config, started))
+        run(replace(wanted, routes=str(path)), on_started=lambda started: _greet(wanted, started))
     raise finish(Answer(command="proxy serve", fields={"stopped": True}, text=""))
 
 
@@ -99,13 +85,17 @@ def _greet(config: ProxyConfig, started: Started) -> None:
 
 
 @app.command()
-def check(routes: options.Routes = None) -> None:
-    """Read the route table as `serve` would, and say what is wrong with it."""
+def check(context: typer.Context, config: options.Config = None, routes: options.Routes = None) -> None:
+    """Read proxy.yaml and the route table as `serve` would: what is wrong with them, or what would be served."""
+    del routes  # in the context
+    from gpufleet.cli.proxy_settings import config_path, configured
     from gpufleet.proxy.run.fleet import TableRefused, check
     from gpufleet.proxy.run.key_reference import resolve
     from gpufleet.proxy.run.routes_file import RoutesFile, RoutesUnreadable
+    from gpufleet.proxy.run.tls import Certificate
 
-    path = str(routes or current().state_dir / "routes.json")
+    wanted = configured(context, current(), config)
+    path, file = wanted.routes, config_path(current(), config)
     try:
         table_ = RoutesFile(path).read()
         check(table_)
@@ -119,13 +109,17 @@ def check(routes: options.Routes = None) -> None:
         raise CannotServe(
             "the route table names no pool", where=path, hints=("deploy a pool: `gpufleet pool deploy`",)
         )
-    raise finish(
-        Answer(
-            command="proxy check",
-            fields={"routes": path, "generation": table_.generation, "pools": _pools(table_)},
-            text=_pools_text(table_),
-        )
-    )
+    if wanted.certificate:
+        Certificate(wanted.certificate, wanted.private_key)
+    fields = {
+        "config": str(file) if file is not None else None,
+        "listen": str(wanted.listen),
+        "admin": str(wanted.admin),
+        "routes": path,
+        "generation": table_.generation,
+        "pools": _pools(table_),
+    }
+    raise finish(Answer(command="proxy check", fields=fields, text=_pools_text(table_)))
 
 
 def _pools(routes: RouteTable) -> list[dict[str, Any]]:
@@ -135,6 +129,16 @@ def _pools(routes: RouteTable) -> list[dict[str, Any]]:
             "algorithm": pool.algorithm,
             "models": pool.models,
             "members": len(pool.endpoints),
+            "endpoints": [
+                {
+                    "replica": endpoint.id,
+                    "endpoint": endpoint.url,
+                    "weight": endpoint.weight,
+                    "state": endpoint.state,
+                    "key": endpoint.key is not None,
+                }
+                for endpoint in pool.endpoints
+            ],
         }
         for pool in routes.pools
     ]
@@ -142,15 +146,22 @@ def _pools(routes: RouteTable) -> list[dict[str, Any]]:
 
 def _pools_text(routes: RouteTable) -> str:
     rows = [
-        (pool.name, pool.algorithm, str(len(pool.endpoints)), ", ".join(pool.models)) for pool in routes.pools
+        (pool.name, pool.algorithm, ", ".join(pool.models), *member)
+        for pool in routes.pools
+        for member in (
+            [(one.id, one.url, str(one.weight), one.state) for one in pool.endpoints]
+            or [("none", "every request is answered 503", "", "")]
+        )
     ]
-    return table(("POOL", "ALGORITHM", "MEMBERS", "MODELS"), rows)
+    return table(("POOL", "ALGORITHM", "MODELS", "REPLICA", "ENDPOINT", "WEIGHT", "STATE"), rows)
 
 
 @app.command()
 def status(admin: options.Admin = "127.0.0.1:8081") -> None:
     """Ask a running proxy for its members, their health and their requests in flight."""
-    page = _ask(_address("--admin", admin))
+    from gpufleet.cli.proxy_settings import address
+
+    page = _ask(address("--admin", admin))
     rows = [
         (
             pool["pool"],
@@ -191,12 +202,3 @@ def _ask(address: Address) -> dict[str, Any]:
     if answer.status != 200 or "pools" not in page:
         raise CannotServe("what answers there is no gpufleet proxy", where=str(address))
     return dict(page)
-
-
-def _address(option: str, text: str) -> Address:
-    from gpufleet.proxy.config import parse_address
-
-    try:
-        return parse_address(text)
-    except ValueError as error:
-        raise UsageError(f"{option}: {error}") from None

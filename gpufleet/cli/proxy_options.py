@@ -16,6 +16,14 @@ Routes = Annotated[
 Admin = Annotated[
     str, typer.Option("--admin", metavar="HOST:PORT", help="Health, metrics, status page, drain.")
 ]
+Config = Annotated[
+    Path | None,
+    typer.Option(
+        "--config",
+        metavar="PATH",
+        help="Settings in YAML; proxy.yaml beside the inventory when there is one.",
+    ),
+]
 RoutesFrom = Annotated[
     str,
     typer.Option(

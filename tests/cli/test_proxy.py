@@ -161,7 +161,16 @@ def test_check_says_what_would_be_served(tmp_path):
     with engines(ordinary) as (engine,):
         write(tmp_path / "routes.json", table(engine))
         ended = json.loads(gpufleet(tmp_path, "proxy", "check", "-o", "json").stdout)
-        assert ended["pools"] == [{"pool": "chat", "algorithm": "round-robin", "models": ["m"], "members": 1}]
+        (pool,) = ended["pools"]
+        assert (pool["pool"], pool["algorithm"], pool["models"], pool["members"]) == (
+            "chat",
+            "round-robin",
+            ["m"],
+            1,
+        )
+        assert pool["endpoints"] == [
+            {"replica": "gpu-0/0", "endpoint": engine.url, "weight": 1, "state": "active", "key": False}
+        ]
         write(tmp_path / "routes.json", table(engine, algorithm="magic"))
         refused = gpufleet(tmp_path, "proxy", "check")
         assert refused.returncode == 12
@@ -181,3 +190,42 @@ def test_an_address_that_is_none_is_a_usage_error(tmp_path, address):
     ended = gpufleet(tmp_path, "proxy", "serve", "--listen", address)
     assert ended.returncode == 2
     assert "--listen" in ended.stderr
+
+
+def test_settings_of_a_file_and_options_that_win_over_it(tmp_path):
+    with engines(ordinary) as (engine,):
+        write(tmp_path / "routes.json", table(engine))
+        config = tmp_path / "proxy.yaml"
+        config.write_text(
+            "version: 1\nlisten: 127.0.0.1:1\nadmin: '127.0.0.1:0'\nallow_anonymous: true\nworkers: 1\n"
+            "timeouts: {first_byte: 60}\nhealth: {every: 1, eject_after: 9}\n"
+        )
+        with serving(tmp_path, "--config", str(config)) as (process, port, _admin):
+            assert port != 1
+            assert post(port)[0] == 200
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(PATIENCE) == 0
+        checked = json.loads(
+            gpufleet(tmp_path, "-o", "json", "proxy", "check", "--config", str(config)).stdout
+        )
+        assert (checked["listen"], checked["config"]) == ("127.0.0.1:1", str(config))
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        ("workers: 0", "workers"),
+        ("listen: nowhere", "listen"),
+        ("lissten: 127.0.0.1:1", "listen"),
+        ("timeouts: {first_byte: soon}", "first_byte"),
+        ("version: 2", "version"),
+    ],
+)
+def test_a_wrong_file_is_named_with_its_line(tmp_path, line, why):
+    config = tmp_path / "proxy.yaml"
+    config.write_text(f"drain: 5\n{line}\n")
+    ended = gpufleet(tmp_path, "proxy", "check", "--config", str(config))
+    assert ended.returncode == 2
+    assert f"{config}:2" in ended.stderr
+    assert why in ended.stderr
+    assert "Traceback" not in ended.stderr

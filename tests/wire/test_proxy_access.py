@@ -64,7 +64,7 @@ def test_a_line_says_who_asked_what_of_whom_and_never_a_secret(tmp_path):
             client.ask({**ASK, "stream": True}, fields=fields.encode())
             client.until(b"one")
             READ.set()
-            client.until(b"[DONE]")
+            client.until(b"\r\n0\r\n\r\n")
         assert running.post(ASK, Authorization="Bearer wrong-secret-key")[0] == 401
         assert running.post({"model": "nobody"}, **good)[0] == 404
         assert running.get("/v1/models", **good)[0] == 200
@@ -81,7 +81,7 @@ def test_a_line_says_who_asked_what_of_whom_and_never_a_secret(tmp_path):
     assert (whole["prompt_tokens"], whole["completion_tokens"]) == (12, 3)
     assert whole["duration_ms"] > 0
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}\+00:00", whole["time"])
-    assert streamed["stream"] is True
+    assert (streamed["stream"], streamed["status"]) == (True, 200)
     assert (streamed["prompt_tokens"], streamed["completion_tokens"]) == (12, 3)
     assert 0 < streamed["first_byte_ms"] <= streamed["duration_ms"]
     assert (refused["status"], refused["user"]) == (401, "")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -50,17 +51,23 @@ def test_two_workers_count_as_one(tmp_path):
         wanted = config(tmp_path, table(*members, algorithm="least-busy"), workers=2)
         with ProxyThread(wanted) as started:
             running = Proxy(started, tmp_path / "routes.json")
-            with running.dial() as first:
-                first.ask(STREAM)
-                first.until(b"one")
-                eventually(lambda: sorted(running.in_flight()) == [0, 1])
-                eventually(lambda: total(running, "gpufleet_proxy_in_flight_elsewhere") == 1)
-                # Whichever worker takes them, all know that the first member is busy.
+            other = {"pool": "chat", "replica": "gpu-1/0"}
+            running.admin("POST", "/admin/drain", other)
+            with contextlib.ExitStack() as stack:
+                streams = [stack.enter_context(running.dial()) for _ in range(6)]
+                for stream in streams:
+                    stream.ask(STREAM)
+                    stream.until(b"one")
+                running.admin("POST", "/admin/undrain", other)
+                assert running.in_flight() == [6, 0]
+                # Whichever worker has them, the others count them too, and choose the other member.
+                eventually(lambda: total(running, "gpufleet_proxy_in_flight_elsewhere") == 6)
                 assert {running.post(ASK)[1]["x-gpufleet-endpoint"] for _ in range(8)} == {"gpu-1/0"}
                 held.open.set()
-                first.until(b"[DONE]")
+                for stream in streams:
+                    stream.until(b"\r\n0\r\n\r\n")
             eventually(lambda: running.in_flight() == [0, 0])
-            assert total(running, "gpufleet_proxy_requests_total") == 9
+            assert total(running, "gpufleet_proxy_requests_total") == 14
             assert total(running, "gpufleet_proxy_worker_up") == 2
             row = running.admin("POST", "/admin/drain", {"pool": "chat", "replica": "gpu-1/0"})[1]
             assert (row["state"], row["in_flight"]) == ("draining", 0)
