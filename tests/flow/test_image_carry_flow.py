@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from gpufleet.change.events import Goal
 from gpufleet.deploy import diff, saved_plan
 from gpufleet.deploy.flow import Prepared, carry_out, prepare
-from gpufleet.errors import PreflightFailed, RolledBack
+from gpufleet.errors import FleetError, InDoubt, PreflightFailed, Refused, RollbackIncomplete, RolledBack
 from gpufleet.lab.containers.model import Container, Image, Wish
-from gpufleet.lab.faults import Fault, Kind
+from gpufleet.lab.faults import USUAL, Fault, FaultScript, Kind
 from gpufleet.names import PoolName
 from gpufleet.pools.model import WeightsWish
 from tests.kit import weight_sources
@@ -184,6 +186,23 @@ def test_a_failure_takes_away_what_was_loaded_and_every_archive(tmp_path: Path, 
     assert site.containers(life=False) == {host: [row[:3] for row in rows] for host, rows in before.items()}
 
 
+def test_a_runtime_that_does_not_answer_an_undo_has_not_said_that_the_image_is_gone(tmp_path: Path):
+    site = site_with(tmp_path)
+    loading = '"$runtime" load'
+    faults = (
+        Fault(kind=Kind.LOSE_AFTER, host="gpu-03", pattern=loading),
+        Fault(kind=Kind.DAEMON_STOPPED, host="gpu-03", pattern="users=$("),
+        Fault(kind=Kind.ENGINE, host="gpu-01", pattern='"$runtime" run -d --env', detail="crash", times=9),
+    )
+    with pytest.raises(FleetError):
+        site.deploy(None, *faults)
+    site.heal()
+    with contextlib.suppress(Refused):
+        site.take_up(site.runs()[-1].run, Goal.UNDO)
+    assert has(site) == {"gpu-02"}
+    assert not any(left(site).values())
+
+
 @pytest.mark.parametrize("kind", [Kind.LOSE_BEFORE, Kind.LOSE_AFTER])
 def test_lost_answers_change_nothing(tmp_path: Path, kind: Kind):
     site = site_with(tmp_path)
@@ -247,3 +266,37 @@ def test_podman_carries_too(tmp_path: Path):
     assert site.deploy().outcome == "committed"
     assert set(running(site).values()) == {ID}
     assert not any(left(site).values())
+
+
+def random_run(tmp_path: Path, seed: int) -> None:
+    """Whatever goes wrong, a host keeps no image that it did not have, no archive and no giver."""
+    site = site_with(tmp_path, count=4)
+    hosts = [lab.name for lab in site.fleet]
+    script = FaultScript.random(seed, hosts, commands=18, kinds=(*USUAL, Kind.STALL))
+    lost = {fault.host for fault in script.faults if fault.kind is Kind.IMAGE_MISSING}
+    before, had = site.containers(life=False), has(site)
+    try:
+        site.deploy(None, *script.faults)
+    except FleetError as error:
+        site.heal()
+        if isinstance(error, InDoubt | RollbackIncomplete):
+            for lab in site.fleet:
+                lab.host.stalled = False
+            site.clock.sleep(700)
+            site.take_up(site.runs()[-1].run, Goal.UNDO)
+        assert has(site) - lost == had - lost, script
+        assert site.containers(life=False) == before, script
+    else:
+        assert set(running(site).values()) == {ID}, script
+    assert not any(left(site).values()), script
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_random_faults_leave_nothing_of_an_image(tmp_path: Path, seed: int):
+    random_run(tmp_path, seed)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(1000, 1060))
+def test_many_random_faults_leave_nothing_of_an_image(tmp_path: Path, seed: int):
+    random_run(tmp_path, seed)

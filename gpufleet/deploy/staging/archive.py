@@ -45,6 +45,7 @@ rm -rf "$partial"
 mkdir -p "$partial" 2>/dev/null || { full "$partial"; exit 1; }
 found=$("$runtime" image inspect --format '{{.Id}}' "$reference" 2>/dev/null)
 if [ "${found#sha256:}" != "${id#sha256:}" ]; then
+  "$runtime" ps -q >/dev/null || exit 1
   say "$reference is ${found:-not there any more} on this host, not $id"
   rm -rf "$partial"
   exit 1
@@ -146,6 +147,9 @@ if "$runtime" image inspect --format '{{.Id}}' "$id" >/dev/null 2>&1; then
   users=$("$runtime" ps -aq --no-trunc --filter "ancestor=${id#sha256:}") || exit 1
   # Refused by a runtime that answers: somebody uses it, or gave it another name, so it is theirs now.
   [ -n "$users" ] || "$runtime" rmi "$id" >/dev/null 2>&1 || "$runtime" ps -q >/dev/null || exit 1
+else
+  # Not there, as far as a runtime says that answers; one that does not has said nothing.
+  "$runtime" ps -q >/dev/null || exit 1
 fi
 rm -f "$mark"
 """
@@ -153,7 +157,9 @@ rm -f "$mark"
 LOADED = """
 runtime=$1 final=$2 id=$3 owner=$4
 if [ "$(cat "$final.loaded" 2>/dev/null)" = "$owner" ]; then echo "ours"; else echo "nothing of ours"; fi
-"$runtime" image inspect --format '{{.Id}}' "$id" 2>/dev/null || echo absent
+if "$runtime" image inspect --format '{{.Id}}' "$id" 2>/dev/null; then exit 0; fi
+if "$runtime" ps -q >/dev/null; then echo absent; fi
+exit 0
 """
 
 DROP = """

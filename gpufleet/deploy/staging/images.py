@@ -19,7 +19,11 @@ from gpufleet.names import HostName
 from gpufleet.remote.command import Command
 
 LOOK = """
-"$1" image inspect --format '{{.Id}} {{.Size}}' "$2" 2>/dev/null || exit 0
+"$1" image inspect --format '{{.Id}} {{.Size}}' "$2" 2>/dev/null || {
+  # A runtime that does not answer has not said that the image is not there.
+  "$1" ps -q >/dev/null
+  exit $?
+}
 "$1" image inspect --format '{{json .RepoDigests}}' "$2"
 """
 

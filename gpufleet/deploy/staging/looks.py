@@ -57,7 +57,7 @@ def archive_gone(answer: Exit, data: tuple[str, ...]) -> Verdict:
 
 def image_loaded(answer: Exit, data: tuple[str, ...]) -> Verdict:
     """Whether the image is there by its id."""
-    lines = answer.stdout.splitlines()
+    lines = [line for line in answer.stdout.splitlines() if line]
     if not answer.ok or len(lines) < 2:
         return CannotTell(answer.stderr.strip() or "the runtime could not be asked")
     there = lines[1].removeprefix("sha256:") == data[0].removeprefix("sha256:")

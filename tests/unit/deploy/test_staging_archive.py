@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from gpufleet.change.model import Fails, Holds
+from gpufleet.change.model import CannotTell, Fails, Holds
 from gpufleet.deploy.commands import Dialect
 from gpufleet.deploy.staging import archive, images, looks
 from gpufleet.redact import Secret
@@ -176,6 +176,19 @@ def test_an_image_that_is_another_by_now_is_not_saved(one: House):
     assert not Path(one.final).exists()
     (one.home / "images" / "engine").unlink()
     assert "not there any more" in saved(one).stderr
+
+
+def test_a_runtime_that_is_gone_says_nothing(tmp_path: Path):
+    two = House(tmp_path / "two")
+    Path(two.final).mkdir(parents=True)
+    (Path(two.final) / "image.tar").write_bytes(CONTENT)
+    assert loaded(two) == Exit(code=0)
+    (two.home / "runtime").write_text("#!/bin/sh\necho 'Cannot connect to the Docker daemon' >&2; exit 1\n")
+    assert not two.run(archive.unload(two.dialect, two.final, ID, "run-1")).ok
+    answer = two.run(archive.loaded(two.dialect, two.final, ID, "run-1"))
+    assert isinstance(looks.image_loaded(answer, (ID,)), CannotTell)
+    assert looks.image_unloaded(answer, ()) == Fails("an image that this run loaded is left")
+    assert not two.run(images.look(two.dialect, "engine")).ok
 
 
 def test_a_giver_that_does_not_answer_is_named(tmp_path: Path):
