@@ -69,6 +69,7 @@ def _plan_fields(plan: DeployPlan) -> dict[str, object]:
         "pool": plan.pool.name,
         "hosts": diff.rows(plan),
         "images": list(outlook.images(plan)),
+        "carried": list(plan.carried),
         "ports": outlook.ports(plan),
         "downtime": outlook.downtime(plan),
         "order": list(outlook.order(plan)),
