@@ -1,8 +1,9 @@
 """What is sent to a host to pull an image, and when a pull counts as stuck.
 
 A runtime that is not at a terminal says nothing of the bytes that came, so the disk is asked: what it holds changes
-while layers arrive and while they are unpacked. Less than a MiB is what logs write meanwhile. Where the place of images
-is not known, or no output can be kept, only the deadline ends a pull.
+while layers arrive and while they are unpacked. Less than a MiB is what logs write meanwhile. Docker with containerd's
+image store (the default from 29 on) keeps images in containerd's directory, so that disk is asked as well. Where the
+place of images is not known, or no output can be kept, only the deadline ends a pull.
 """
 
 from __future__ import annotations
@@ -19,8 +20,10 @@ runtime=$1 image=$2 stall=$3 root=$4
 said=$HOME/.gpufleet/pull-$$
 taken() {
   total=0
-  for cell in $(df -Pk "$root" 2>/dev/null | tail -n 1 | tr -s ' ' | cut -d ' ' -f 3); do
-    case $cell in *[!0-9]*) ;; *) total=$cell ;; esac
+  for place in "$root" /var/lib/containerd; do
+    for cell in $(df -Pk "$place" 2>/dev/null | tail -n 1 | tr -s ' ' | cut -d ' ' -f 3); do
+      case $cell in *[!0-9]*) ;; *) total=$((total + cell)) ;; esac
+    done
   done
   echo "$total"
 }
