@@ -61,7 +61,8 @@ def test_a_line_says_who_asked_what_of_whom_and_never_a_secret(tmp_path):
         READ.clear()
         with running.dial() as client:
             fields = f"Authorization: Bearer {key}\r\nx-request-id: mine-2\r\n"
-            client.ask({**ASK, "stream": True}, fields=fields.encode())
+            asked = {**ASK, "stream": True, "stream_options": {"include_usage": True}}
+            client.ask(asked, fields=fields.encode())
             client.until(b"one")
             READ.set()
             client.until(b"\r\n0\r\n\r\n")

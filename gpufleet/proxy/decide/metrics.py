@@ -14,6 +14,8 @@ from typing import Literal
 
 import msgspec
 
+from gpufleet.proxy.wire.usage import reported
+
 Labels = tuple[str, ...]
 
 TTFT_BOUNDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
@@ -253,6 +255,13 @@ class ProxyMetrics:
             DURATION_BOUNDS,
             ("pool",),
         )
+
+    def count_tokens(self, pool: str, endpoint: str, tail: bytes) -> dict[str, int]:
+        """Count what an engine reports behind its answer, and say what that was."""
+        tokens = reported(tail)
+        for kind, number in tokens.items():
+            self.tokens.add((pool, endpoint, kind), number)
+        return tokens
 
     def families(self) -> list[Family]:
         """The page without the gauges."""

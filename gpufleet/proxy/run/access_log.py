@@ -81,15 +81,14 @@ class AccessLog:
         self._owed -= 1.0
         return True
 
-    def note(
+    def note(  # noqa: PLR0917 - one call, in the order of the line
         self,
         head: RequestHead,
         request_id: bytes,
         status: int,
-        *,
         pool: str = "",
         endpoint: str = "",
-        stream: bool = False,
+        stream: bool = False,  # noqa: FBT001, FBT002 - as in `state.Access`
         started: float | None = None,
         first_byte: float | None = None,
         tokens: dict[str, int] | None = None,

@@ -35,7 +35,7 @@ from gpufleet.proxy.wire.heads import (
 )
 from gpufleet.proxy.wire.openai import last_words
 from gpufleet.proxy.wire.refusal import Refusal, no_healthy_members, upstream_failed, upstream_timeout
-from gpufleet.proxy.wire.usage import TAIL
+from gpufleet.proxy.wire.usage import MARK, TAIL
 
 CLIENT_GONE = "499"
 
@@ -56,6 +56,7 @@ class Exchange:
         "_client",
         "_connecting",
         "_connection",
+        "_counts",
         "_first_byte_at",
         "_fresh_tried",
         "_head",
@@ -113,6 +114,8 @@ class Exchange:
         self._connecting: asyncio.Task[None] | None = None
         self._response: ResponseHead | None = None
         self._unchunk = False
+        # Engines report a stream's tokens when they are asked to; looking for them costs as much as the relay's own work.
+        self._counts = not stream or "completions" not in path or size > 32 * TAIL or b"include_usage" in body
         self._tail = b""
         self._stays = False  # what the client was told: whether it may send another request
         self._started_at = self._last_byte_at = state.loop.time()
@@ -233,7 +236,8 @@ class Exchange:
             content = before + piece if before else piece
         if content:
             self._client.write(content)
-        self._tail = received if len(received) >= TAIL else self._tail[-TAIL:] + received
+        if self._counts and (not self._stream or self._tail or MARK in received):
+            self._tail = (self._tail + received)[-2 * TAIL :]
         if reader.complete:
             self._complete(connection)
 
@@ -369,17 +373,13 @@ class Exchange:
         state = self._state
         state.in_flight -= 1
         self._forget_body()
-        state.settle(
-            self._head,
-            self._request_id,
-            int(code),
-            pool=self._pool.name,
-            endpoint=self._seat.id if self._seat else "",
-            stream=self._stream,
-            started=self._started_at,
-            first_byte=self._first_byte_at,
-            tail=self._tail,
-        )
+        pool, endpoint, started = self._pool.name, self._seat.id if self._seat else "", self._started_at
+        state.metrics.requests.add((pool, endpoint, code))
+        state.metrics.duration.observe(state.loop.time() - started, (pool,))
+        tokens = state.metrics.count_tokens(pool, endpoint, self._tail) if self._tail else {}
+        if state.access is not None and state.access.wants(int(code)):
+            request = (self._head, self._request_id, int(code), pool, endpoint, self._stream)
+            state.access.note(*request, started, self._first_byte_at, tokens)
 
     def _client_may_stay(self) -> bool:
         response = self._response

@@ -17,7 +17,6 @@ from gpufleet.proxy.run.fleet import Fleet
 from gpufleet.proxy.run.upload import BodyBuffers
 from gpufleet.proxy.wire.heads import RequestHead
 from gpufleet.proxy.wire.refusal import Refusal
-from gpufleet.proxy.wire.usage import reported
 
 
 class Connected(Protocol):
@@ -68,15 +67,14 @@ class Access(Protocol):
         """Whether this request is to be written: asked once for each."""
         ...
 
-    def note(
+    def note(  # noqa: PLR0917 - one call, in the order of the line
         self,
         head: RequestHead,
         request_id: bytes,
         status: int,
-        *,
         pool: str = "",
         endpoint: str = "",
-        stream: bool = False,
+        stream: bool = False,  # noqa: FBT001, FBT002 - one call, in the order of the line
         started: float | None = None,
         first_byte: float | None = None,
         tokens: dict[str, int] | None = None,
@@ -137,40 +135,6 @@ class ProxyState:
         self.started = self.wall
         self._prefix = secrets.token_hex(6)
         self._numbers = itertools.count(1)
-
-    def settle(
-        self,
-        head: RequestHead,
-        request_id: bytes,
-        status: int,
-        *,
-        pool: str,
-        endpoint: str,
-        stream: bool,
-        started: float,
-        first_byte: float | None,
-        tail: bytes,
-    ) -> None:
-        """A request has ended: count it, with the tokens that stand in the `tail` of its answer, and log it."""
-        metrics = self.metrics
-        metrics.requests.add((pool, endpoint, str(status)))
-        metrics.duration.observe(self.loop.time() - started, (pool,))
-        tokens = reported(tail)
-        for kind, number in tokens.items():
-            metrics.tokens.add((pool, endpoint, kind), number)
-        access = self.access
-        if access is not None and access.wants(status):
-            access.note(
-                head,
-                request_id,
-                status,
-                pool=pool,
-                endpoint=endpoint,
-                stream=stream,
-                started=started,
-                first_byte=first_byte,
-                tokens=tokens,
-            )
 
     def new_request_id(self) -> bytes:
         """Unique over processes and restarts."""

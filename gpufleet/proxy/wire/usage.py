@@ -12,7 +12,7 @@ import re
 TAIL = 2048
 """Bytes of an answer's end in which its usage stands, and more than enough."""
 
-_MARK = b'"usage"'
+MARK = b'"usage"'
 _NUMBER = re.compile(
     rb'"(prompt_tokens|input_tokens|completion_tokens|output_tokens|cached_tokens)": ?([0-9]{1,12})\b'
 )
@@ -31,7 +31,7 @@ _KINDS = {
 
 def reported(tail: bytes) -> dict[str, int]:
     """Tokens by kind (prompt, cached, completion), as the last `usage` of these bytes says; empty when there is none."""
-    start = tail.rfind(_MARK, max(0, len(tail) - 2 * TAIL))
+    start = tail.rfind(MARK, max(0, len(tail) - 2 * TAIL))
     if start < 0:
         return {}
     usual = _USUAL.match(tail, start)
