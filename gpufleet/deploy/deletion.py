@@ -132,8 +132,10 @@ def _steps(
     drains: list[Step] = []
     waits: dict[str, frozenset[StepId]] = {}
     if drain:
+        pools = tools.store.routes().pools
         place = Emptying(
-            served=next((pool for pool in tools.store.routes().pools if pool.name == name), None),
+            served=next((pool for pool in pools if pool.name == name), None),
+            elsewhere=tuple(pool for pool in pools if pool.name != name),
             hosts=tools.inventory.hosts,
             dialects=dialects,
             engine=tools.engine,
@@ -237,6 +239,7 @@ def _deleted(tools: Tools, deletion: Deletion) -> Done:
     else:
         finish(deletion.run, deletion.plan.context)
     run = change.run if change else ""
+    forget_elsewhere(tools, deletion.pool, deletion.gone)
     retired = retire(
         commit.retirees_of(deletion.plan.context),
         deletion.facts,
@@ -244,7 +247,6 @@ def _deleted(tools: Tools, deletion: Deletion) -> Done:
         title=f"remove pool {deletion.pool}",
         again=try_again(run),
     )
-    forget_elsewhere(tools, deletion.pool, deletion.gone)
     warn_of_leases(tools, change)
     copy_routes(tools.store, {one.host for one in deletion.gone}, tools.change, tools.warn)
     return Done(

@@ -10,8 +10,8 @@ from msgspec.structs import replace
 from gpufleet.change.model import HERE, Step
 from gpufleet.deploy import traffic
 from gpufleet.deploy.commands import Dialect
-from gpufleet.deploy.replicas import Present, bind_address, url_of
-from gpufleet.deploy.rollout import route_of
+from gpufleet.deploy.replicas import Present, bind_address, service_address, url_of
+from gpufleet.deploy.rollout import addresses, route_of
 from gpufleet.deploy.traffic import Place, Shift
 from gpufleet.engine.model import Engine
 from gpufleet.engine.vllm import PORT
@@ -23,13 +23,19 @@ from gpufleet.pools.routes import EndpointRoute, PoolRoute
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Emptying:
-    """Where it happens. `served`: the pool's route as it is published now; None when there is none."""
+    """Where it happens.
+
+    Attributes:
+        served: the pool's route as it is published now; None when there is none.
+        elsewhere: the routes of other pools, which may have the same replicas.
+    """
 
     served: PoolRoute | None
     hosts: Mapping[HostName, Host]
     dialects: Mapping[HostName, Dialect]
     engine: Engine
     gate: GateWish
+    elsewhere: tuple[PoolRoute, ...] = ()
 
     def steps(self, gone: Sequence[Present]) -> tuple[list[Step], dict[str, frozenset[StepId]]]:
         """The steps, and for each container, by its full id, what its stop has to wait for.
@@ -40,14 +46,15 @@ class Emptying:
             one.container.id: route for one in gone if (route := route_of(self.served, one)) is not None
         }
         cordons = self._cordon(tuple(routes.values()))
+        urls = addresses(gone, self.hosts)
+        cordons += traffic.cordons_elsewhere(self.elsewhere, urls, after=frozenset())
         first = frozenset(step.id for step in cordons)
         drains: list[Step] = []
         waits: dict[str, frozenset[StepId]] = {}
         for one in gone:
             waits[one.container.id] = first
             if one.up and one.container.ports and one.host in self.hosts and one.host in self.dialects:
-                route = routes.get(one.container.id)
-                drains.append(self._drain(one, self._place(one, route.url if route else ""), first))
+                drains.append(self._drain(one, self._place(one), first))
                 waits[one.container.id] = frozenset({drains[-1].id})
         return [*cordons, *drains], waits
 
@@ -77,7 +84,7 @@ class Emptying:
             phase="drain",
         )
 
-    def _place(self, one: Present, url: str) -> Place:
+    def _place(self, one: Present) -> Place:
         dialect, found = self.dialects[one.host], f"id={one.container.id}"
         return Place(
             pool=self.served.name if self.served is not None else "",
@@ -91,5 +98,5 @@ class Emptying:
             health=self.engine.health_path,
             metrics=self.engine.metrics_path,
             busy=self.engine.busy_metrics,
-            url=url,
+            url=url_of(service_address(self.hosts[one.host]), one.container.ports[0]),
         )

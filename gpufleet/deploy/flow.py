@@ -95,8 +95,7 @@ def prepare(
     `ignore_memory` goes on although the model does not fit; `pulled` is the image as an earlier plan resolved it.
 
     Raises:
-        SelectionError, HostUnreachable, PreflightFailed, Unplaceable, MemoryTooSmall, SecretUnresolved: nothing
-            was changed.
+        SelectionError, HostUnreachable, PreflightFailed, Unplaceable, MemoryTooSmall, SecretUnresolved: no change.
     """
     models = catalogue(tools.inventory)
     pool = filled(pool, models)
@@ -112,6 +111,7 @@ def prepare(
     staging = staging_of(tools, pool, chosen, facts, run)
     word = word_of(staging) or new_word(tools.change.state_dir, run)
     image, carry = pin(tools, pool, chosen, facts, word=word, pulled=pulled)
+    published = tools.store.routes().pools
     wish = Wish(
         pool=pool,
         run=run,
@@ -122,11 +122,12 @@ def prepare(
         staging=staging,
         image=image,
         carry=carry,
-        served=next((route for route in tools.store.routes().pools if route.name == pool.name), None),
+        served=next((route for route in published if route.name == pool.name), None),
+        elsewhere=tuple(route for route in published if route.name != pool.name),
         added=members.added(pool, facts, tools.inventory.hosts, record.endpoints_of(known) if known else ()),
     )
-    plan = make_or_look(tools, wish, chosen, facts)
-    plan = _weighed(tools, plan, models, facts, refuses=not ignore_memory)
+    made = make_or_look(tools, wish, chosen, facts)
+    plan = _weighed(tools, made, models, facts, refuses=not ignore_memory)
     plan = with_adapters(tools, plan, record.pool_of(known) if known else None, facts)
     _tell_of_open_runs(tools, plan, facts)
     return Prepared(
@@ -227,6 +228,7 @@ def _carried_out(tools: Tools, prepared: Prepared) -> Done:
     else:
         commit.finish_commit(tools.store)(prepared.run, context)
     run = change.run if change else ""
+    forget_elsewhere(tools, plan.pool.name, plan.gone)
     retired = retire(
         commit.retirees_of(context),
         prepared.facts,
@@ -234,7 +236,6 @@ def _carried_out(tools: Tools, prepared: Prepared) -> Done:
         title=f"retire what pool {plan.pool.name} no longer needs",
         again=try_again(run),
     )
-    forget_elsewhere(tools, plan.pool.name, plan.gone)
     warn_of_leases(tools, change)
     touched = {*plan.bring_up.hosts, *(one.host for one in plan.gone)}
     copy_routes(tools.store, touched, tools.change, tools.warn)
@@ -271,10 +272,10 @@ def _tell_of_open_runs(tools: Tools, plan: DeployPlan, facts: Mapping[HostName, 
 
 
 def forget_elsewhere(tools: Tools, name: PoolName, gone: Sequence[Present]) -> None:
-    """A container that went away serves no pool it was added to."""
+    """A container that is about to go serves no pool it was added to: nothing may be sent to it while it is removed."""
     containers = frozenset(one.container.id for one in gone)
     for told in commit.forget_containers(tools.store, containers, tools.engine, but=name):
-        tools.warn(f"pool {told} was a container that is gone now; it is taken out of that pool")
+        tools.warn(f"pool {told} was a container that goes now; it is taken out of that pool")
 
 
 def orphans_of(

@@ -63,6 +63,7 @@ class Wish:
         carry: the image from host to host, where no registry gives it; None when all can pull it.
         served: the pool's route as it is published now; None when there is none.
         added: members that run already and are not the pool's own.
+        elsewhere: other pools as they are published.
     """
 
     pool: Pool
@@ -76,6 +77,7 @@ class Wish:
     carry: Carry | None = None
     served: PoolRoute | None = None
     added: tuple[Endpoint, ...] = ()
+    elsewhere: tuple[PoolRoute, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -291,6 +293,7 @@ def _assembled(
         dialects=_dialects(facts),
         served=wish.served,
         carry=wish.carry,
+        elsewhere=wish.elsewhere,
         beside=tuple(
             one for one in (*keep, *gone) if one.up and one.container.ports and one.host in declared
         ),

@@ -18,7 +18,7 @@ from gpufleet.deploy import steps as parts
 from gpufleet.deploy import traffic
 from gpufleet.deploy.commands import Dialect
 from gpufleet.deploy.judgement import shares, watch_of
-from gpufleet.deploy.replicas import LABEL, New, Present, bind_address, url_of
+from gpufleet.deploy.replicas import LABEL, New, Present, bind_address, service_address, url_of
 from gpufleet.deploy.staging.carry import Carry
 from gpufleet.deploy.steps import Launch
 from gpufleet.deploy.strategy import Wave
@@ -38,6 +38,7 @@ class Stage:
         routes: how the new replicas will stand in it.
         carry: the image from host to host, where no registry gives it.
         beside: replicas that are there now, on hosts that were chosen: what new ones are compared with.
+        elsewhere: how other pools are published, which may send requests to the same replicas.
     """
 
     launch: Launch
@@ -48,6 +49,7 @@ class Stage:
     routes: PoolRoute
     carry: Carry | None = None
     beside: tuple[Present, ...] = ()
+    elsewhere: tuple[PoolRoute, ...] = ()
 
     def route_of(self, present: Present) -> EndpointRoute | None:
         """How an old replica is published; None when it is not."""
@@ -73,9 +75,9 @@ class Stage:
 
     def place_of(self, present: Present) -> Place:
         """How an old replica is asked; it must have a port."""
-        found, route = f"id={present.container.id}", self.route_of(present)
-        url = route.url if route is not None else ""
-        return self.place(present.replica, present.host, (found, found), present.container.ports[0], url)
+        found, port = f"id={present.container.id}", present.container.ports[0]
+        url = url_of(service_address(self.declared[present.host]), port)
+        return self.place(present.replica, present.host, (found, found), port, url)
 
     def place_to_be(self, new: New) -> Place:
         """How a new replica is asked."""
@@ -95,6 +97,15 @@ def route_of(served: PoolRoute | None, present: Present) -> EndpointRoute | None
         if one.id == present.replica and ports and one.url.endswith(f":{ports[0]}"):
             return one
     return None
+
+
+def addresses(replicas: Sequence[Present], declared: Mapping[HostName, Host]) -> frozenset[str]:
+    """How proxies know them, whatever pool they are asked for."""
+    return frozenset(
+        url_of(service_address(declared[one.host]), one.container.ports[0])
+        for one in replicas
+        if one.container.ports and one.host in declared
+    )
 
 
 def bring_up(stage: Stage, waves: Sequence[Wave]) -> tuple[Step, ...]:
@@ -156,13 +167,15 @@ def _draining(route: EndpointRoute) -> EndpointRoute:
 
 
 def _cordon(stage: Stage, wave: Wave, tail: str, prior: frozenset[StepId]) -> list[Step]:
-    """Send nothing new to the replicas that are about to stop."""
+    """Send nothing new to the replicas that are about to stop, in whatever pool they serve."""
     routes = [route for one in wave.stopped if (route := stage.route_of(one)) is not None]
-    if not routes:
-        return []
-    names = ", ".join(route.id for route in routes)
-    shift = _shift(stage, routes, [_draining(route) for route in routes])
-    return [traffic.shift_step(f"cordon{tail}", f"send nothing new to {names}", shift, after=prior)]
+    made: list[Step] = []
+    if routes:
+        names = ", ".join(route.id for route in routes)
+        shift = _shift(stage, routes, [_draining(route) for route in routes])
+        made.append(traffic.shift_step(f"cordon{tail}", f"send nothing new to {names}", shift, after=prior))
+    urls = addresses(wave.stopped, stage.declared)
+    return [*made, *traffic.cordons_elsewhere(stage.elsewhere, urls, tail=tail, after=prior)]
 
 
 def _drain(stage: Stage, present: Present, after: frozenset[StepId]) -> Step:

@@ -11,7 +11,7 @@ is waited for to the deadline as if it were busy. A member whose container is do
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 
 import msgspec
 
@@ -93,6 +93,28 @@ def shift_step(
         after=after,
         phase="route",
     )
+
+
+def cordons_elsewhere(
+    pools: Sequence[PoolRoute], urls: Collection[str], *, tail: str = "", after: frozenset[StepId]
+) -> list[Step]:
+    """Send nothing new to these addresses in other pools that have them as members; the undo puts them back there."""
+    made: list[Step] = []
+    for pool in pools:
+        found = tuple(one for one in pool.endpoints if one.url in urls)
+        if not found:
+            continue
+        shift = Shift(
+            pool=pool.name,
+            models=pool.models,
+            algorithm=pool.algorithm,
+            before=found,
+            after=tuple(msgspec.structs.replace(one, state="draining") for one in found),
+        )
+        names = ", ".join(one.id for one in found)
+        title = f"send nothing new to {names} in pool {pool.name}"
+        made.append(shift_step(f"cordon{tail}-in-{pool.name}", title, shift, after=after))
+    return made
 
 
 def withdraw_step(served: PoolRoute, names: Collection[str], after: frozenset[StepId] = frozenset()) -> Step:

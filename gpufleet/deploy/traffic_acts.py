@@ -151,7 +151,7 @@ def _at_work(page: str, busy: str) -> str:
 
 
 def in_flight(proxy: str, place: Place) -> int | None:
-    """What one proxy counts; None when it does not answer or does not know the member.
+    """What one proxy counts, for whatever pool; None when it does not answer or does not know the member.
 
     A proxy that still sends new requests to it counts at least one: it has not read the table yet.
     """
@@ -163,11 +163,10 @@ def in_flight(proxy: str, place: Place) -> int | None:
     found = [
         max(member.in_flight, 0 if member.state == "draining" else 1)
         for pool in page.pools
-        if pool.pool == place.pool
         for member in pool.members
         if member.endpoint == place.url
     ]
-    return max(found) if found else None
+    return sum(found) if found else None
 
 
 def _page(proxy: str, path: str) -> bytes | None:
@@ -192,7 +191,6 @@ class _Member(msgspec.Struct, frozen=True):
 
 
 class _Pool(msgspec.Struct, frozen=True):
-    pool: str
     members: tuple[_Member, ...]
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gpufleet.change.events import Ended, Goal
+from gpufleet.change.events import Ended, Goal, Intended
 from gpufleet.deploy import adoption, commit, saved_plan
 from gpufleet.deploy.adapter_flow import carry_out_adapters, prepare_adapters
 from gpufleet.deploy.adoption import Join, join
@@ -123,6 +123,68 @@ def test_a_replica_that_serves_another_pool_is_not_deleted_unasked(tmp_path):
         delete(tools, prepare_deletion(tools, CHAT, hosts, command="delete", force=True)).outcome
         == "committed"
     )
+    assert states(site, "other") == {}
+
+
+def shared(site: Site) -> PoolName:
+    """Pool chat deployed, and its replica on gpu-01 in pool other as well."""
+    site.deploy()
+    other = made(site, "other")
+    join(site.tools(), other, Join(word="gpu-01/0", of="chat"))
+    return other
+
+
+def seen_when(site: Watched, phase: str) -> list[dict[str, str]]:
+    """Members of pool other at each act of a phase, filled in while a run goes on."""
+    seen: list[dict[str, str]] = []
+
+    def look(step, event):
+        if isinstance(event, Intended) and step is not None and step.phase == phase:
+            seen.append(states(site, "other"))
+
+    site.watch = look
+    return seen
+
+
+def test_a_replica_is_drained_in_every_pool_before_it_stops_and_leaves_all_of_them(tmp_path):
+    site = Watched(tmp_path, gpus="1xH100-80GB")
+    shared(site)
+    seen = seen_when(site, "stop")
+    site.deploy(site.pool(engine=OTHER))
+    assert seen == [{"gpu-01/0": "draining"}] * 2
+    assert states(site, "other") == {}
+    assert set(states(site).values()) == {"active"}
+
+
+def test_an_undo_puts_a_replica_back_into_every_pool(tmp_path):
+    site = Watched(tmp_path, gpus="1xH100-80GB")
+    shared(site)
+    seen = seen_when(site, "stop")
+    with pytest.raises(FleetError):
+        site.deploy(site.pool(engine=OTHER), Fault(kind=Kind.ENGINE, host="gpu-02", nth=1, detail="crash"))
+    assert seen
+    assert all(one == {"gpu-01/0": "draining"} for one in seen)
+    assert states(site, "other") == {"gpu-01/0": "active"}
+    assert set(states(site).values()) == {"active"}
+
+
+def test_a_replica_that_is_relieved_leaves_every_pool_before_it_is_removed(tmp_path):
+    site = Watched(tmp_path, gpus="2xH100-80GB")
+    shared(site)
+    seen = seen_when(site, "remove")
+    site.deploy(site.pool(engine=OTHER))
+    assert seen
+    assert all(one == {} for one in seen)
+
+
+def test_a_forced_delete_drains_in_other_pools_too(tmp_path):
+    site = Watched(tmp_path)
+    shared(site)
+    seen = seen_when(site, "stop")
+    tools, hosts = site.tools(), tuple(site.inventory.hosts.values())
+    delete(tools, prepare_deletion(tools, CHAT, hosts, command="delete", force=True, drain=True))
+    assert seen
+    assert all(one == {"gpu-01/0": "draining"} for one in seen)
     assert states(site, "other") == {}
 
 
