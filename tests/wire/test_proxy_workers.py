@@ -13,6 +13,7 @@ from functools import partial
 import pytest
 
 from gpufleet.errors import CannotServe
+from gpufleet.proxy.decide.health import Verdict
 from gpufleet.proxy.run.background import ProxyThread
 from gpufleet.proxy.run.board import Board
 from gpufleet.proxy.run.desk import together
@@ -207,3 +208,6 @@ def test_pages_of_workers_together():
     (row,) = whole["pools"][0]["members"]
     assert (row["in_flight"], row["health"], row["state"]) == (5, "down", "draining")
     assert together([])["pools"] == []
+    for verdict in Verdict:  # every word that a worker may say has its place
+        (row,) = together([page(0, "up", "active"), page(0, verdict.value, "active")])["pools"][0]["members"]
+        assert row["health"] == verdict.value

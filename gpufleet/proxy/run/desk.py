@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
+from gpufleet.proxy.decide.health import Verdict
 from gpufleet.proxy.decide.metrics import Family
 from gpufleet.proxy.run.fleet import Seat
 from gpufleet.proxy.run.metrics_page import families
@@ -93,7 +94,11 @@ def _row(seat: Seat, in_flight: int) -> Row:
     }
 
 
-_WORST = {"down": 0, "ejected": 1, "unknown": 2, "up": 3}
+_WORST = (
+    *(verdict.value for verdict in (Verdict.DOWN, Verdict.EJECTED, Verdict.TRIAL)),
+    "unknown",
+    Verdict.UP.value,
+)
 
 
 def together(pages: list[Row]) -> Row:
@@ -114,7 +119,7 @@ def together(pages: list[Row]) -> Row:
                     known["members"].append(fresh)
                     continue
                 before["in_flight"] += row["in_flight"]
-                before["health"] = min(before["health"], row["health"], key=lambda health: _WORST[health])
+                before["health"] = min(before["health"], row["health"], key=_WORST.index)
                 if row["state"] == "draining":
                     before["state"] = "draining"
     return {

@@ -31,6 +31,9 @@ from gpufleet.proxy.run.tls import Certificate
 from gpufleet.proxy.run.turned_away import TurnedAway
 
 _LOG = logging.getLogger("gpufleet.proxy")
+_ACCEPTING = 0.2
+_HANDSHAKE = 2.0
+"""Seconds that somebody who was accepted may need to become a client, without TLS and with it."""
 _GOODBYES = 5
 """Turns of the loop until a client that was cut has ended its exchange, and that its connection to the engine."""
 
@@ -93,6 +96,8 @@ class _Server:
         )
         self._certificate: Certificate | None = None
         self._access: AccessLog | None = None
+        self._settled_at = 0.0
+        """A successor is there, and nobody is between the kernel's queue and our clients any more."""
         self._stop = asyncio.Event()
         self._hurry = asyncio.Event()
         self._servers: dict[str, list[asyncio.Server]] = {}
@@ -198,6 +203,9 @@ class _Server:
         if state.succeeded:
             self._close("admin")
         self._port.withdraw()
+        self._settled_at = self._loop.time() + (_HANDSHAKE if self._certificate is not None else _ACCEPTING)
+        for _ in range(_GOODBYES):
+            await asyncio.sleep(0)  # who was accepted just now is not among the clients yet
         self._look_at_clients()
         deadline = self._loop.time() + self._config.drain
         while self._unfinished() and self._loop.time() < deadline and not self._hurry.is_set():
@@ -215,7 +223,7 @@ class _Server:
     def _unfinished(self) -> bool:
         """An answer that is whole here may still be on its way, and so may a request that was let in."""
         state = self._state
-        if state.succeeded and state.clients:
+        if state.succeeded and (state.clients or self._loop.time() < self._settled_at):
             return True  # a kept connection may bring one more request; idle ones go when their time is up
         return state.in_flight > 0 or any(client.unfinished for client in state.clients)
 

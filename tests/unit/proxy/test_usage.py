@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from gpufleet.proxy.decide.metrics import ProxyMetrics
 from gpufleet.proxy.wire.usage import reported
 
 
@@ -38,3 +39,12 @@ from gpufleet.proxy.wire.usage import reported
 )
 def test_tokens(tail, tokens):
     assert reported(tail) == tokens
+
+
+def test_counted_by_pool_member_and_kind():
+    metrics = ProxyMetrics()
+    for _ in range(2):
+        metrics.count_tokens(
+            "p", "h/0", b'"usage":{"prompt_tokens":5,"total_tokens":7,"completion_tokens":2}'
+        )
+    assert metrics.tokens.values == {("p", "h/0", "prompt"): 10.0, ("p", "h/0", "completion"): 4.0}
