@@ -208,8 +208,10 @@ class Hands:
 
     def _judged(self, step: Step, act: Act, verdict: Verdict) -> Ended:
         match verdict:
-            case Holds():
-                return self._ended(step, act, Result.SUCCEEDED)
+            case Holds(unmet=unmet, hint=hint):
+                # On the way forward a wait that was only wished for is over; on the way back it tells how things stand.
+                told = (unmet, hint) if act is Act.UNDO else ()
+                return self._ended(step, act, Result.SUCCEEDED, *told)
             case Fails(reason=reason, hint=hint):
                 return self._ended(step, act, Result.FAILED, reason, hint)
             case Waits(reason=reason, hint=hint):

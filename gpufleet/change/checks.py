@@ -63,7 +63,7 @@ class Asker:
                     return verdict
                 case CannotTell():
                     if check.wished and now - started >= check.within:
-                        return Holds()
+                        return Holds(unmet=verdict.reason)
                     if not check.wished and now - seen >= min(UNSEEN_FOR, check.within):
                         return verdict
                 case Waits(progress=progress, reason=reason, hint=hint):
@@ -73,7 +73,7 @@ class Asker:
                         self._progress(reason or progress)
                     over = _overdue(check, reason or progress, now - started, now - moved)
                     if over is not None:
-                        return replace(over, hint=hint) if isinstance(over, Fails) else over
+                        return replace(over, hint=hint)
             if self._called_off():
                 return Fails("the wait was called off because the run turned back")
             self._pause(check.every)
@@ -87,7 +87,7 @@ class Asker:
 def _overdue(check: Check, reason: str, waited: float, still: float) -> Holds | Fails | None:
     tail = f": {reason}" if reason else ""
     if check.wished and (waited >= check.within or (check.stall and still >= check.stall)):
-        return Holds()
+        return Holds(unmet=f"{reason or 'not there'}, after {waited:.0f} s")
     if waited >= check.within:
         return Fails(f"not there after {check.within:.0f} s{tail}" if check.within else reason or "not there")
     if check.stall and still >= check.stall:

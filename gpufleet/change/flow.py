@@ -32,7 +32,7 @@ from gpufleet.change.records.document import Resolve, plan_record, secrets_of
 from gpufleet.change.records.journal import Opened, Opening, body_of, opening, replay
 from gpufleet.change.records.journal_file import JournalFile
 from gpufleet.change.records.mirror import Mirror
-from gpufleet.change.rows import HostRow, host_rows
+from gpufleet.change.rows import HostRow, host_rows, unmet_rows
 from gpufleet.change.table import Phase, RunPhase
 from gpufleet.clock import Clock
 from gpufleet.errors import FleetError, InDoubt, LeaseHeld, Refused, RollbackIncomplete, RolledBack
@@ -285,7 +285,11 @@ def _answer(run: RunId, outcome: Outcome, unreleased: tuple[HostName, ...], goal
             unreleased=unreleased,
         )
     if outcome.ending is Ending.UNDONE:
-        raise _told(RolledBack(f"{_cause(outcome)}; every host is as it was before", run=run), outcome)
+        late = unmet_rows(outcome.state)
+        tail = f", but {len(late)} thing(s) put back are not ready yet" if late else ""
+        summary = f"{_cause(outcome)}; every host is as it was before{tail}"
+        hints = tuple(dict.fromkeys(row.hint for row in late if row.hint))
+        raise _told(RolledBack(summary, run=run, hints=hints), outcome)
     summary = f"{_cause(outcome)}; not everything could be undone"
     hints = (f"once the hosts answer again: gpufleet change undo {run}", f"gpufleet change show {run}")
     raise _told(RollbackIncomplete(summary, hints=hints, run=run), outcome)

@@ -49,7 +49,7 @@ from gpufleet.change.events import (
     Settled,
     Turned,
 )
-from gpufleet.change.model import HERE, Irreversible, Plan, Step
+from gpufleet.change.model import HERE, Irreversible, Plan, Step, refuse_cycles
 from gpufleet.change.table import (
     GIVEN_UP,
     IN_DOUBT,
@@ -82,6 +82,7 @@ class Status:
         touched: a command of `do` may have reached the host at some time.
         reason: why it is there, for people.
         hint: what the operator can do.
+        unmet: it was undone, and what its undo waited for did not come: `reason` says what.
     """
 
     phase: Phase = Phase.PENDING
@@ -89,6 +90,7 @@ class Status:
     touched: bool = False
     reason: str = ""
     hint: str = ""
+    unmet: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,23 +159,13 @@ def opened(plan: Plan) -> State:
             if needed not in steps:
                 raise ValueError(f"step {step.id} comes after {needed}, which is not in the plan")
             dependents[needed].add(step.id)
-    _refuse_cycles(plan)
+    refuse_cycles(plan)
     return State(
         plan=plan,
         statuses=MappingProxyType({step: Status() for step in steps}),
         steps=MappingProxyType(steps),
         dependents=MappingProxyType({step: frozenset(others) for step, others in dependents.items()}),
     )
-
-
-def _refuse_cycles(plan: Plan) -> None:
-    """Take steps away whose needs are gone until none is left; what cannot be taken is a cycle."""
-    waiting = {step.id: set(step.after) for step in plan.steps}
-    while waiting:
-        free = {step for step, needs in waiting.items() if not needs}
-        if not free:
-            raise ValueError(f"steps wait for each other: {', '.join(sorted(waiting))}")
-        waiting = {step: needs - free for step, needs in waiting.items() if step not in free}
 
 
 def evolve(state: State, event: Event) -> State:
@@ -221,7 +213,12 @@ def _informed(status: Status, phase: Phase, event: Ended | Observed) -> Status:
     reason = event.reason or ("" if phase is Phase.DONE else status.reason)
     hint = (event.hint if isinstance(event, Ended) else "") if event.reason else status.hint
     return replace(
-        status, phase=phase, touched=status.touched or phase is not Phase.UNTOUCHED, reason=reason, hint=hint
+        status,
+        phase=phase,
+        touched=status.touched or phase is not Phase.UNTOUCHED,
+        reason=reason,
+        hint=hint,
+        unmet=phase is Phase.UNDONE and isinstance(event, Ended) and bool(event.reason),
     )
 
 

@@ -16,7 +16,13 @@ HERE = HostName("this machine")
 
 @dataclass(frozen=True, slots=True)
 class Holds:
-    """Yes: what was asked for is there."""
+    """Yes: what was asked for is there.
+
+    `unmet`: what was only wished for and did not come, with what to do about it in `hint`; empty when all is there.
+    """
+
+    unmet: str = ""
+    hint: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,3 +129,17 @@ class Plan:
     def hosts(self) -> tuple[HostName, ...]:
         """Every touched host, sorted: the order in which leases are taken. This machine is none of them."""
         return tuple(sorted({step.host for step in self.steps} - {HERE}))
+
+
+def refuse_cycles(plan: Plan) -> None:
+    """Take steps away whose needs are gone until none is left; what cannot be taken is a cycle.
+
+    Raises:
+        ValueError: there is one.
+    """
+    waiting = {step.id: set(step.after) for step in plan.steps}
+    while waiting:
+        free = {step for step, needs in waiting.items() if not needs}
+        if not free:
+            raise ValueError(f"steps wait for each other: {', '.join(sorted(waiting))}")
+        waiting = {step: needs - free for step, needs in waiting.items() if step not in free}

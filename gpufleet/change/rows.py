@@ -68,7 +68,16 @@ def host_rows(state: State, durations: Mapping[HostName, float]) -> tuple[HostRo
     here = _row(state, HERE, durations.get(HERE))
     cause = state.cause.step if state.cause else None
     told = here.status in {"left", "in_doubt"} or (cause is not None and state.steps[cause].host == HERE)
-    return (*rows, here) if told else rows
+    return (*rows, *([here] if told else []), *unmet_rows(state))
+
+
+def unmet_rows(state: State) -> tuple[HostRow, ...]:
+    """What was put back and is not yet as it was: one row for each, beside those of the hosts."""
+    return tuple(
+        HostRow(host=step.host, status="undone", phase=step.phase, reason=status.reason, hint=status.hint)
+        for step in state.plan.steps
+        if (status := state.statuses[step.id]).unmet
+    )
 
 
 def _row(state: State, host: HostName, duration: float | None) -> HostRow:

@@ -139,6 +139,7 @@ def _take_up(word: str, goal: Goal, sources: list[str], *, stop: ExitCode | None
     from gpufleet.deploy.audit import Line, audited
     from gpufleet.deploy.commit import finish_commit
     from gpufleet.deploy.deletion import retire_after
+    from gpufleet.deploy.staging.word import forget_word
     from gpufleet.deploy.tools import resolver
     from gpufleet.names import RunId
 
@@ -162,6 +163,7 @@ def _take_up(word: str, goal: Goal, sources: list[str], *, stop: ExitCode | None
             change = take_up(run, tools.change, goal, resolve=resolve, on_commit=finish_commit(tools.store))
             line.result, line.pool = change.ending.value, change.context.get("pool", "")
             line.hosts = tuple(row.host for row in change.rows)
+        forget_word(current().state_dir, run)
         leftovers: tuple[ErrorRow, ...] = ()
         if change.ending is Ending.COMMITTED:
             leftovers = retire_after(tools, change.context).leftovers

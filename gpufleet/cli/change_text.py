@@ -146,7 +146,11 @@ def taken_up(command: str, change: Change, leftovers: Sequence[ErrorRow]) -> Ans
             {"host": row.where, "message": row.message, "hint": row.hint} for row in leftovers
         ]
     ending = change.ending.value
-    text = f"run {change.run} is {ending.replace('_', ' ')}"
+    lines = [f"run {change.run} is {ending.replace('_', ' ')}"]
+    for row in change.rows:
+        if row.status == "undone" and row.phase == "drain" and row.reason:
+            lines += [f"  {row.reason}", *([f"  next: {row.hint}"] if row.hint else [])]
+    text = "\n".join(lines)
     return Answer(command=command, outcome=OUTCOMES[ending], fields=fields, text=text)
 
 

@@ -41,7 +41,7 @@ from gpufleet.deploy.tools import (
 )
 from gpufleet.deploy.verdict import doubts, judge, question_of, refuse
 from gpufleet.deploy.weights import staging_of, word_of
-from gpufleet.errors import FleetError
+from gpufleet.errors import FleetError, InDoubt, RollbackIncomplete
 from gpufleet.hosts.model import HostFacts, Known
 from gpufleet.inventory.model import Host
 from gpufleet.inventory.select import select
@@ -304,6 +304,8 @@ def _applied(tools: Tools, plan: Plan, prepared: Prepared) -> Change:
         )
     except FleetError as error:
         explain(error, prepared.plan)
+        if not isinstance(error, InDoubt | RollbackIncomplete):  # nobody takes this run up again
+            forget_word(tools.change.state_dir, prepared.run)
         raise
     forget_word(tools.change.state_dir, prepared.run)
     return change

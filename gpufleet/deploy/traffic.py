@@ -138,7 +138,13 @@ def drained(place: Place, limit: float = DRAIN_DEADLINE) -> Check:
 def ready_again(place: Place, *, within: float, stall: float) -> Check:
     """Until a member that was started again answers /health; one that only never does is not waited for longer."""
     return Check(
-        look=_named("see-member", place), expect="healthy", within=within, stall=stall, every=2.0, wished=True
+        look=_named("see-member", place),
+        expect="healthy",
+        data=(place.replica, place.pool),
+        within=within,
+        stall=stall,
+        every=2.0,
+        wished=True,
     )
 
 
@@ -189,13 +195,17 @@ def nothing_in_flight(answer: Exit, data: tuple[str, ...]) -> Verdict:
 
 def healthy(answer: Exit, data: tuple[str, ...]) -> Verdict:
     """Whether a member that was started again answers /health."""
-    del data
+    replica, pool = data or ("a replica", "")
     state, _, log = (answer.stdout.splitlines() or ["?"])[-1].partition(" ")
     if state == "ready":
         return Holds()
     if state in DOWN:
         return Fails(f"the replica that was started again is {state}", "look at its log: `docker logs`")
-    return Waits(progress=f"{state} {log}", reason=f"{state}, not ready yet")
+    return Waits(
+        progress=f"{state} {log}",
+        reason=f"{replica} was started again and is not ready yet ({'not asked' if state == '?' else state})",
+        hint=f"proxies send it nothing until it answers: gpufleet pool logs {pool} {replica}".rstrip(),
+    )
 
 
 PREDICATES: Mapping[str, Predicate] = {

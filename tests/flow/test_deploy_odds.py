@@ -15,7 +15,7 @@ from gpufleet.deploy.adoption import Join, join
 from gpufleet.deploy.deletion import delete, prepare_deletion
 from gpufleet.deploy.flow import prepare
 from gpufleet.engine.vllm import Vllm
-from gpufleet.errors import FleetError, PreflightFailed, Refused, UsageError
+from gpufleet.errors import FleetError, PreflightFailed, Refused, RolledBack, UsageError
 from gpufleet.lab.faults import Fault, Kind
 from gpufleet.names import PoolName, ReplicaId
 from gpufleet.pools import membership
@@ -242,3 +242,19 @@ def test_a_plan_is_not_saved_over_another_file(tmp_path):
     first = plan.read_bytes()
     saved_plan.save(tools, prepared, plan)
     assert plan.read_bytes()[:20] == first[:20]
+
+
+def test_an_old_replica_that_does_not_get_ready_again_is_told_and_left_to_the_health_checks(tmp_path):
+    site = Site(tmp_path, gpus="1xH100-80GB")
+    site.deploy()
+    silent = Fault(kind=Kind.ENGINE, host="gpu-02", pattern="run -d", detail="never-ready")
+    with pytest.raises(RolledBack) as caught:
+        site.deploy(site.pool(engine=OTHER), silent)
+    error = caught.value
+    assert "put back are not ready yet" in error.summary
+    hosts: Any = error.fields["hosts"]
+    (row,) = [row for row in hosts if row["status"] == "undone" and row["phase"] == "drain"]
+    assert "gpu-02/0 was started again and is not ready yet" in row["reason"]
+    assert "gpufleet pool logs chat gpu-02/0" in row["hint"]
+    assert row["hint"] in error.hints
+    assert states(site) == {"gpu-01/0": "active", "gpu-02/0": "active"}

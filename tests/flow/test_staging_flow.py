@@ -98,6 +98,7 @@ def test_nothing_stops_when_the_weights_do_not_come(tmp_path: Path):
     assert "SHA-256" in str(failed.value.rows[0].message)
     assert site.containers() == before
     assert stores(site) == {"gpu-01": [], "gpu-02": []}
+    assert list((tmp_path / "state" / "staging").glob("*.word")) == []  # nobody takes this run up again
 
 
 def prepared(
