@@ -129,7 +129,7 @@ def test_one_deployment_serves_several_pools_and_leaves_all_of_them_with_its_end
     assert "gpu-01/0 serves pool urgent" in said.err
     code, said = desk.run("pool", "delete", "chat", "--yes", "--force")
     assert code == 0
-    assert "pool urgent gpu-01/0 was a container that is gone now" in said.err
+    assert "pool urgent gpu-01/0 was a container that goes now" in said.err
     assert routes(desk) == {"urgent": {}}
 
 
