@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gpufleet.cli import wiring
-from gpufleet.cli.console import Answer, finish, note, table, warn
+from gpufleet.cli.console import Answer, finish, note, warn
 from gpufleet.cli.pool_options import Algorithm, Check, DryRun, Hosts, Members, Name, OptionalName
 from gpufleet.cli.settings import current
 from gpufleet.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
-    from gpufleet.deploy.adoption import Candidate
+    from gpufleet.deploy.tools import Tools
     from gpufleet.inventory.model import Inventory
     from gpufleet.pools.model import Pool
     from gpufleet.pools.store import PoolStore
@@ -186,6 +186,7 @@ def remove(name: Name, replicas: Members) -> None:
 def candidates(name: OptionalName = "", hosts: Hosts = None) -> None:
     """What could join a pool: running containers with a GPU and a port, and GPUs and slices that are free."""
     from gpufleet.cli import pool_wishes as wishes
+    from gpufleet.cli.candidates_text import candidate_row, candidates_text
     from gpufleet.deploy.adoption import candidates as look
 
     with wiring.fleet_tools(current()) as tools:
@@ -194,7 +195,7 @@ def candidates(name: OptionalName = "", hosts: Hosts = None) -> None:
             _check_known(tools.inventory, tools.store, name)
         words = tuple(hosts or ()) or (pool.hosts if pool else ())
         found = look(tools, wiring.select(tools.inventory, words))
-    rows = [_candidate(one, pool) for one in found.running]
+    rows = [candidate_row(one, pool) for one in found.running]
     room = [
         {"host": slot.host, "gpu": slot.gpu, "profile": slot.profile or None, "memory_mib": slot.memory_mib}
         for slot in found.room.free
@@ -211,63 +212,8 @@ def candidates(name: OptionalName = "", hosts: Hosts = None) -> None:
     }
     code = ExitCode.UNREACHABLE if found.unknown and not rows and not room else ExitCode.OK
     raise finish(
-        Answer(command="pool candidates", exit=code, fields=fields, text=_candidates_text(rows, room, taken))
+        Answer(command="pool candidates", exit=code, fields=fields, text=candidates_text(rows, room, taken))
     )
-
-
-def _candidate(one: Candidate, pool: Pool | None) -> dict[str, object]:
-    joins: bool | None = None
-    if pool is not None and one.models is not None:
-        joins = pool.public_name in one.models and pool.name not in one.pools
-    return {
-        "host": one.host,
-        "container": one.container.name,
-        "replica": one.replica,
-        "pool": one.pool,
-        "in_pools": list(one.pools),
-        "port": one.port,
-        "gpu": list(one.container.devices),
-        "models": None if one.models is None else list(one.models),
-        "reason": one.why,
-        "joins": joins,
-    }
-
-
-def _candidates_text(
-    rows: Sequence[Mapping[str, object]],
-    room: Sequence[Mapping[str, object]],
-    taken: Sequence[Mapping[str, object]],
-) -> str:
-    def words(value: object) -> str:
-        return ", ".join(map(str, value)) if isinstance(value, list) else str(value or "")
-
-    lines = ["running:" if rows else "running: nothing with a GPU and a published port"]
-    if rows:
-        cells = [
-            (
-                f"{row['host']}/{row['container']}",
-                words(row["port"]),
-                words(row["models"]) or str(row["reason"]),
-                words(row["in_pools"]),
-                {True: "yes", False: "no"}.get(row["joins"], ""),  # type: ignore[call-overload]  # None has no entry
-            )
-            for row in rows
-        ]
-        lines.append(table(("CONTAINER", "PORT", "SERVES", "IN POOLS", "CAN JOIN"), cells))
-    lines.append("free:" if room else "free: nothing")
-    if room:
-        places = [
-            (
-                str(row["host"]),
-                str(row["gpu"]),
-                str(row["profile"] or "whole GPU"),
-                str(row["memory_mib"] or "?"),
-            )
-            for row in room
-        ]
-        lines.append(table(("HOST", "GPU", "WHAT", "MIB"), places))
-    lines += [f"taken: {row['host']} {row['what']}: {row['reason']}" for row in taken]
-    return "\n".join(lines)
 
 
 def _with_state(command: str, name: str, replicas: list[str], word: str) -> Answer:
@@ -289,16 +235,35 @@ def _said(
     *,
     into_file: bool = False,
 ) -> Answer:
-    """Change what is said of a pool: in its definition, in its record and in the route table."""
-    from gpufleet.cli.progress import operator
-    from gpufleet.clock import SystemClock
+    """Change what is said of a pool: in its definition, in its record, in the route table and in the copies of it."""
+    from gpufleet.deploy.retire import copy_routes
+    from gpufleet.names import HostName, PoolName
+
+    with wiring.fleet_tools(current()) as tools:
+        before = tools.store.routes().generation
+        answer = _said_here(tools, command, name, alter, replicas, into_file=into_file)
+        known = tools.store.record(PoolName(name))
+        if known is not None and tools.store.routes().generation != before:
+            members = {HostName(item.host) for item in known.endpoints}
+            copy_routes(tools.store, members & tools.inventory.hosts.keys(), tools.change, tools.warn)
+    return answer
+
+
+def _said_here(
+    tools: Tools,
+    command: str,
+    name: str,
+    alter: Callable[[Pool], Pool],
+    replicas: tuple[str, ...],
+    *,
+    into_file: bool,
+) -> Answer:
+    """All of that but the copies on hosts."""
     from gpufleet.deploy.audit import Line, append
     from gpufleet.deploy.commit import rewrite
-    from gpufleet.engine.vllm import Vllm
     from gpufleet.names import PoolName
-    from gpufleet.pools.store import PoolStore
 
-    inventory, store = wiring.load_inventory(current()), PoolStore(current().state_dir, SystemClock())
+    inventory, store = tools.inventory, tools.store
     _check_known(inventory, store, name, defined=into_file)
     deployed = store.record(PoolName(name)) is not None
     if deployed:
@@ -308,12 +273,14 @@ def _said(
     generation = before
     if deployed:
         record_before = store.record(PoolName(name))
-        generation = rewrite(store, PoolName(name), lambda pool, ends: (_valid(alter(pool)), ends), Vllm())
+        generation = rewrite(
+            store, PoolName(name), lambda pool, ends: (_valid(alter(pool)), ends), tools.engine
+        )
         written |= store.record(PoolName(name)) != record_before
     outcome = "committed" if written or generation != before else "no_change"
     if outcome == "committed":
         line = Line(command=" ".join((command, name, *replicas)), pool=name)
-        append(current().state_dir, SystemClock(), operator(), line, warn)
+        append(tools.change.state_dir, tools.change.clock, tools.change.operator, line, warn)
     text = (
         f"pool {name}: routes generation {generation}"
         if deployed

@@ -90,7 +90,14 @@ class PoolStore:
         try:
             return records.decode(content)
         except (msgspec.MsgspecError, ValueError) as error:
-            raise DocumentError(f"the record of pool {name} is damaged: {error}", where=str(path)) from error
+            raise DocumentError(
+                f"the record of pool {name} is damaged: {error}",
+                where=str(path),
+                hints=(
+                    f"move the file away, then `gpufleet pool deploy {name}`: replicas that are as asked are kept",
+                    f"earlier records are in {self._revision_path(name, 0).parent}",
+                ),
+            ) from error
 
     def record_path(self, name: PoolName) -> Path:
         """Where the record of a pool is."""

@@ -233,3 +233,28 @@ def test_following_tells_each_line_once(desk, monkeypatch):
         f"gpu-01/0 | line {number}" for number in (1, 2, 3)
     ]
     assert len(said.out.splitlines()) == 5
+
+
+def test_what_is_set_or_drained_is_in_the_copies_on_the_hosts(desk):
+    assert desk.json("pool", "deploy", "chat", "--yes")["exit"] == 0
+
+    def copies():
+        found = [json.loads(lab.host.fs.read("/home/ops/.gpufleet/routes.json")) for lab in desk.fleet]
+        return [next(pool for pool in table["pools"] if pool["name"] == "chat") for table in found]
+
+    desk.json("pool", "set", "chat", "--algorithm", "least-busy")
+    assert [pool["algorithm"] for pool in copies()] == ["least-busy"] * 2
+    desk.json("pool", "drain", "chat", "gpu-01/0")
+    assert [pool["endpoints"][0]["state"] for pool in copies()] == ["draining"] * 2
+
+
+def test_a_damaged_record_is_named_with_what_to_do(desk):
+    assert desk.json("pool", "deploy", "chat", "--yes")["exit"] == 0
+    path = desk.state / "pools" / "chat.json"
+    path.write_text("{")
+    told = desk.json("pool", "show", "chat")
+    assert told["exit"] == 2
+    assert told["error"]["where"] == str(path)
+    assert any("move the file away" in hint for hint in told["error"]["hints"])
+    path.rename(path.with_suffix(".damaged"))
+    assert desk.json("pool", "deploy", "chat", "--yes")["exit"] == 0
