@@ -67,7 +67,7 @@ def acts(store: PoolStore, proxies: Sequence[str]) -> HereActs:
         "shift-routes": partial(_shift, store),
         "see-routes": partial(_see_routes, store),
         "see-member": partial(_see_member, tuple(proxies)),
-        "watch": partial(_watch, tuple(proxies)),
+        "watch": partial(_watch, store, tuple(proxies)),
         "nothing": lambda _errand, _words: Exit(code=0),
     }
 
@@ -122,7 +122,7 @@ def _see_member(proxies: Sequence[str], errand: Errand, words: tuple[str, ...]) 
     )
 
 
-def _watch(proxies: Sequence[str], errand: Errand, words: tuple[str, ...]) -> Exit:
+def _watch(store: PoolStore, proxies: Sequence[str], errand: Errand, words: tuple[str, ...]) -> Exit:
     def look(place: Place) -> tuple[str, str]:
         parts = _asked(errand, place) or {}
         return parts.get("state", "").strip(), parts.get("metrics", "")
@@ -131,7 +131,14 @@ def _watch(proxies: Sequence[str], errand: Errand, words: tuple[str, ...]) -> Ex
         found = (_page(proxy, "/metrics") for proxy in proxies)
         return [page.decode("utf-8", "replace") for page in found if page is not None]
 
-    return watch(look, pages, errand, words)
+    def served(place: Place) -> bool:
+        """A machine that does not publish the pool, because it took the run up, cannot tell, and goes by the engines."""
+        pools = [pool for pool in store.routes().pools if pool.name == place.pool]
+        return not pools or any(
+            one.url == place.url and one.state == "active" for pool in pools for one in pool.endpoints
+        )
+
+    return watch(look, pages, errand, words, served)
 
 
 def _parts(text: str) -> Mapping[str, str]:

@@ -78,7 +78,17 @@ def by_proxy(page: str, place: Place, replica: str) -> Evidence:
     return Evidence(answers=int(answers) if known else None, errors=int(errors))
 
 
-def watch(look: Look, pages: Pages, errand: Errand, words: tuple[str, ...]) -> Exit:
+Served = Callable[[Place], bool]
+"""Whether a member still gets requests by the route table of this machine."""
+
+
+def watch(
+    look: Look,
+    pages: Pages,
+    errand: Errand,
+    words: tuple[str, ...],
+    served: Served = lambda _place: True,
+) -> Exit:
     """Watch until something is known, or the deadline has come. Exit 1 with the reason when it is not good."""
     wish = msgspec.json.decode(words[0], type=Watch)
     started = errand.clock.monotonic()
@@ -87,6 +97,13 @@ def watch(look: Look, pages: Pages, errand: Errand, words: tuple[str, ...]) -> E
         errand.clock.sleep(min(EVERY, max(0.0, wish.observe)) or 1.0)
         if errand.called_off():
             return Exit(code=1, stderr="the watch was called off because the run turned back")
+        left = [place for place in wish.new if not served(place)]
+        if left:
+            return Exit(
+                code=1,
+                stderr=f"{left[0].replica} left the routes of pool {left[0].pool} while it was watched: nothing is "
+                "known of it, and unknown is not good",
+            )
         fallen = [place for place in wish.new if look(place)[0] in DOWN]
         if fallen:
             return Exit(code=1, stderr=f"{fallen[0].replica} stopped while it was watched")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import msgspec
 import pytest
 
 from gpufleet.change.events import Ended, Progress
@@ -11,6 +12,7 @@ from gpufleet.deploy.flow import carry_out, prepare
 from gpufleet.errors import RolledBack, Unplaceable, UsageError
 from gpufleet.lab.faults import Fault, Kind
 from gpufleet.names import PoolName
+from gpufleet.pools import membership
 from gpufleet.pools.model import EngineWish, SliceWish, StrategyWish
 from gpufleet.pools.store import PoolStore
 from tests.kit.deploy_site import IMAGE, Site
@@ -235,3 +237,31 @@ def test_blue_green_switches_back(tmp_path):
         site.deploy(site.pool(replicas=4, engine=OTHER, strategy=wish))
     assert site.fewest() == 4
     assert state(site) == before
+
+
+class Leaving(Watched):
+    """Somebody takes the new members out of the route table while they are watched."""
+
+    watched: frozenset[str] = frozenset()
+
+    def ask_everybody(self):
+        super().ask_everybody()
+        store = PoolStore(self.path / "state", self.clock)
+        (pool,) = store.routes().pools
+        stay = tuple(one for one in pool.endpoints if one.id not in self.watched)
+        store.publish(
+            lambda table: membership.with_pool(table, msgspec.structs.replace(pool, endpoints=stay))
+        )
+
+
+def test_a_canary_that_left_the_routes_is_not_called_good(tmp_path):
+    site = Leaving(tmp_path, count=2, gpus="4xH100-80GB")
+    site.deploy(site.pool(replicas=2))
+    prepared = prepare(
+        site.tools(), site.pool(replicas=2, engine=OTHER, strategy=CANARY), command="pool plan"
+    )
+    site.watched = frozenset({prepared.plan.waves[0].start[0].replica})
+    with pytest.raises(RolledBack, match="left the routes of pool chat while it was watched"):
+        carry_out(site.tools(), prepared)
+    assert {one.state for pool in site.tools().store.routes().pools for one in pool.endpoints} == {"active"}
+    assert len(site.routes()["chat"]) == 2
