@@ -61,6 +61,20 @@ class Secret(Generic[T]):
         raise TypeError("a secret is not pickled")
 
 
+class UnfollowedSecret(Secret[Any]):
+    """A secret whose reference led nowhere when a journal was read: it can be held, and refuses to be used."""
+
+    __slots__ = ("error",)
+
+    def __init__(self, *, reference: str, error: Exception) -> None:
+        super().__init__("", reference=reference)
+        self.error = error
+
+    def reveal(self) -> Any:
+        """Raises what following the reference raised."""
+        raise self.error
+
+
 _LIVE: WeakValueDictionary[int, Secret[Any]] = WeakValueDictionary()
 """Every secret of this process that somebody still holds."""
 

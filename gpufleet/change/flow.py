@@ -28,7 +28,7 @@ from gpufleet.change.machine import IllegalEvent, State, evolve, opened
 from gpufleet.change.model import Plan, Predicates
 from gpufleet.change.reach import Reach
 from gpufleet.change.records import journal_file
-from gpufleet.change.records.document import Resolve, plan_record, secrets_of
+from gpufleet.change.records.document import Resolve, plan_record, refuse_unfollowed, secrets_of
 from gpufleet.change.records.journal import Opened, Opening, body_of, opening, replay
 from gpufleet.change.records.journal_file import JournalFile
 from gpufleet.change.records.mirror import Mirror
@@ -156,6 +156,7 @@ def take_up(run: RunId, tools: Tools, goal: Goal, *, resolve: Resolve, on_commit
     Raises:
         UsageError: no such run.
         Refused: it ended the other way, or it has begun to publish and can only be resumed.
+        SecretUnresolved: what is still to be done needs a secret that cannot be found any more.
     """
     with journal_file.reopen(tools.state_dir, run, tools.clock) as file:
         head = opening(file.records, resolve)
@@ -165,6 +166,8 @@ def take_up(run: RunId, tools: Tools, goal: Goal, *, resolve: Resolve, on_commit
             keeper = _keeper(tools, reach, run, journal_file.seat(tools.state_dir), head.plan)
             if before.phase in _OVER:
                 return _tidied(before, goal, reach, keeper, file)
+            if goal is Goal.RESUME:
+                refuse_unfollowed(head.plan, lambda step: before.phase_of(step) is Phase.DONE)
             reopened = Reopened(goal=goal)
             try:
                 state = evolve(before, reopened)

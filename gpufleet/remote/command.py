@@ -44,9 +44,10 @@ class Command:
             raise ValueError("a command needs a program or a script")
         if self.files and (self.become or self.stdin is not None):
             raise ValueError("files travel on standard input, which sudo and `stdin` need for themselves")
-        if any("\0" in reveal(part) for part in self.argv):
+        known = [part.known_text if isinstance(part, Secret) else part for part in self.argv]
+        if any("\0" in part for part in known):
             raise ValueError("an argument contains a NUL character, which no process can receive")
-        if any(_LONE_SURROGATE.search(reveal(part)) for part in self.argv):
+        if any(_LONE_SURROGATE.search(part) for part in known):
             raise ValueError("an argument contains half a surrogate pair, which no bytes stand for")
 
     def wire(self) -> str:

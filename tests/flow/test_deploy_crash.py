@@ -9,6 +9,7 @@ from gpufleet.change.records import journal_file
 from gpufleet.deploy.flow import prepare
 from gpufleet.errors import HostUnreachable, LeaseHeld, Refused, SecretUnresolved
 from gpufleet.lab.memory import MemoryTransport
+from gpufleet.names import RunId
 from gpufleet.pools.model import EngineWish, StrategyWish
 from gpufleet.redact import Secret
 from gpufleet.remote.result import Lost
@@ -147,13 +148,34 @@ def test_an_undo_needs_no_secret_and_a_resume_names_the_one_it_lacks(tmp_path, m
     before = site.containers()
     monkeypatch.setenv("HF_TOKEN", "hf_PlantedTokenForTheTest0123456789")
     wish = EngineWish(image=IMAGE, env={"HF_TOKEN": Secret("", reference="${env:HF_TOKEN}")})
-    run = killed_after(site, site.pool(engine=wish), 10, monkeypatch)
+    run = killed_after(site, site.pool(engine=wish), 6, monkeypatch)
     assert run is not None
     monkeypatch.delenv("HF_TOKEN")
     with pytest.raises(SecretUnresolved, match="HF_TOKEN"):
         site.take_up(run, Goal.RESUME)
     assert site.take_up(run, Goal.UNDO).ending is Ending.UNDONE
     assert site.containers() == before
+
+
+def test_a_run_that_is_over_is_tidied_without_the_secrets_it_had(tmp_path, monkeypatch):
+    site = Site(tmp_path, gpus="1xH100-80GB")
+    monkeypatch.setenv("HF_TOKEN", "hf_PlantedTokenForTheTest0123456789")
+    wish = EngineWish(image=IMAGE, env={"HF_TOKEN": Secret("", reference="${env:HF_TOKEN}")})
+    done = site.deploy(site.pool(engine=wish))
+    after = site.containers()
+    monkeypatch.delenv("HF_TOKEN")
+    assert site.take_up(RunId(done.run), Goal.RESUME).ending is Ending.COMMITTED
+    assert site.containers() == after
+
+
+def test_a_resume_misses_no_secret_of_what_is_done(tmp_path, monkeypatch):
+    site = Site(tmp_path, gpus="1xH100-80GB")
+    monkeypatch.setenv("HF_TOKEN", "hf_PlantedTokenForTheTest0123456789")
+    wish = EngineWish(image=IMAGE, env={"HF_TOKEN": Secret("", reference="${env:HF_TOKEN}")})
+    run = killed_after(site, site.pool(engine=wish), FIRST - 1, monkeypatch)
+    assert run is not None
+    monkeypatch.delenv("HF_TOKEN")
+    assert site.take_up(run, Goal.RESUME).ending is Ending.COMMITTED
 
 
 def waved(tmp_path, kind):

@@ -15,15 +15,15 @@ import base64
 import binascii
 import re
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import TypeAlias
 
 import msgspec
 
 from gpufleet.change.model import Check, Irreversible, Plan, Step
-from gpufleet.errors import ExitCode, FleetError
+from gpufleet.errors import ExitCode, FleetError, SecretUnresolved
 from gpufleet.names import HostName, StepId
-from gpufleet.redact import Secret
+from gpufleet.redact import Secret, UnfollowedSecret
 from gpufleet.remote.command import Command
 
 Resolve: TypeAlias = Callable[[str], Secret[str]]
@@ -161,18 +161,48 @@ def plan_value(record: PlanRecord, resolve: Resolve) -> Plan:
 
 
 def secrets_of(plan: Plan) -> tuple[Secret[str], ...]:
-    """Every secret of the plan, so that it can be removed from what hosts answer."""
+    """Every secret of the plan that is known, so that it can be removed from what hosts answer."""
     found: dict[str, Secret[str]] = {}
     for step in plan.steps:
-        undo = () if isinstance(step.undo, Irreversible) else step.undo
-        looks = (step.verify.look, *((step.absent.look,) if step.absent else ()))
-        for command in (*step.do, *undo, *looks):
-            found.update((part.reveal(), part) for part in command.argv if isinstance(part, Secret))
-            if isinstance(command.stdin, Secret):
-                for line in command.stdin.reveal().decode("utf-8", "replace").splitlines():
-                    value = line.partition("=")[2] or line
-                    found[value] = Secret(value)
+        for part in _secrets_in((*step.do, *_undo_of(step), *_looks_of(step))):
+            if isinstance(part, UnfollowedSecret):
+                continue
+            value = part.reveal()
+            if isinstance(value, str):
+                found[value] = Secret(value, reference=part.reference)
+                continue
+            for line in value.decode("utf-8", "replace").splitlines():
+                word = line.partition("=")[2] or line
+                found[word] = Secret(word)
     return tuple(found.values())
+
+
+def refuse_unfollowed(plan: Plan, done: Callable[[StepId], bool]) -> None:
+    """Refuse to go on without a secret that a step which is not `done` needs, or the way back of any step.
+
+    Raises:
+        SecretUnresolved: of the first such reference.
+    """
+    for step in plan.steps:
+        ahead = () if done(step.id) else (*step.do, *_looks_of(step))
+        for part in _secrets_in((*ahead, *_undo_of(step))):
+            part.reveal()
+
+
+def _undo_of(step: Step) -> tuple[Command, ...]:
+    """The commands that take a step back, none for one that lasts."""
+    return () if isinstance(step.undo, Irreversible) else step.undo
+
+
+def _looks_of(step: Step) -> tuple[Command, ...]:
+    return (step.verify.look, *((step.absent.look,) if step.absent else ()))
+
+
+def _secrets_in(commands: Iterable[Command]) -> Iterator[Secret[str] | Secret[bytes]]:
+    for command in commands:
+        yield from (part for part in command.argv if isinstance(part, Secret))
+        if isinstance(command.stdin, Secret):
+            yield command.stdin
 
 
 def _step_record(step: Step) -> StepRecord:
@@ -254,9 +284,22 @@ def _reference(secret: Secret[str] | Secret[bytes], step: Step) -> SecretRef:
     return SecretRef(secret.reference)
 
 
-def _resolved(reference: str, resolve: Resolve) -> str:
-    """The text with each `${...}` in it followed."""
-    return _REFERENCE.sub(lambda match: resolve(match.group()).reveal(), reference)
+def _secret(reference: str, resolve: Resolve) -> Secret[str]:
+    """The text with each `${...}` in it followed; one that leads nowhere is missed by who needs it, not by who reads."""
+    try:
+        return Secret(
+            _REFERENCE.sub(lambda match: resolve(match.group()).reveal(), reference), reference=reference
+        )
+    except SecretUnresolved as error:
+        return UnfollowedSecret(reference=reference, error=error)
+
+
+def _secret_bytes(reference: str, resolve: Resolve) -> Secret[bytes]:
+    """The same for standard input."""
+    secret = _secret(reference, resolve)
+    if isinstance(secret, UnfollowedSecret):
+        return UnfollowedSecret(reference=reference, error=secret.error)
+    return Secret(secret.reveal().encode(), reference=reference)
 
 
 def _command_value(record: CommandRecord, resolve: Resolve) -> Command:
@@ -265,7 +308,7 @@ def _command_value(record: CommandRecord, resolve: Resolve) -> Command:
         case None:
             stdin = None
         case SecretRef(secret=reference):
-            stdin = Secret(_resolved(reference, resolve).encode(), reference=reference)
+            stdin = _secret_bytes(reference, resolve)
         case str(text):
             try:
                 stdin = base64.b64decode(text, validate=True)
@@ -273,10 +316,7 @@ def _command_value(record: CommandRecord, resolve: Resolve) -> Command:
                 raise JournalError("standard input of a stored command is not base64") from error
     return Command(
         argv=tuple(
-            Secret(_resolved(part.secret, resolve), reference=part.secret)
-            if isinstance(part, SecretRef)
-            else part
-            for part in record.argv
+            _secret(part.secret, resolve) if isinstance(part, SecretRef) else part for part in record.argv
         ),
         script=record.script,
         stdin=stdin,
