@@ -90,7 +90,8 @@ def facts(selector: Selector = None) -> None:
 def check(selector: Selector = None) -> None:
     """Say what is wrong with hosts and how to mend it: exit 8 when a deploy would fail, 7 when one was not reached."""
     from gpufleet.cli import hosts_text
-    from gpufleet.hosts.doctor import Severity, diagnose
+    from gpufleet.hosts.doctor import diagnose
+    from gpufleet.hosts.symptoms import Severity
 
     inventory = wiring.load_inventory(current())
     hosts = {host.name: host for host in wiring.select(inventory, selector or ())}

@@ -264,6 +264,7 @@ def _unplaceable(
         nearest.fewer(fits),
         *nearest.smaller(demand, room.free),
         *nearest.in_the_way(demand, facts),
+        *nearest.uncut(demand, room),
     )
     error = Unplaceable(
         f"pool {pool.name} wants {pool.replicas} replicas with {nearest.wanted(demand)} each, and {fits} fit",

@@ -6,9 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 
 from gpufleet.clock import Clock
 from gpufleet.errors import ErrorRow, FleetError, HostUnreachable, PreflightFailed
-from gpufleet.hosts.doctor import Severity, diagnose
+from gpufleet.hosts.doctor import diagnose
 from gpufleet.hosts.gather import gather
 from gpufleet.hosts.model import HostFacts, Unknown
+from gpufleet.hosts.symptoms import Severity
 from gpufleet.inventory.model import Host
 from gpufleet.names import HostName
 from gpufleet.remote.transport import Transport

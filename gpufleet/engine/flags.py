@@ -263,7 +263,7 @@ def _flag_faults(
     instead = owned.get(f"--{flag.name}")
     if instead is not None:
         yield Fault(
-            message=f"`{flag.shown}` is a flag that gpufleet sets itself", hint=f"use {instead}", at=place
+            message=f"`{flag.shown}` is a flag that gpufleet sets itself", hint=instead_of(instead), at=place
         )
         return
     if flag.shown == "--":
@@ -340,7 +340,7 @@ def _never(flag: Written, place: int, release: Release | None, owned: Mapping[st
         if instead is not None:
             return Fault(
                 message=f"`{shown}` is short for `--{whole[0]}`, which gpufleet sets itself",
-                hint=f"use {instead}",
+                hint=instead_of(instead),
                 at=place,
             )
         return Fault(
@@ -351,6 +351,12 @@ def _never(flag: Written, place: int, release: Release | None, owned: Mapping[st
         )
     close = did_you_mean(flag.name, known_in(release)).replace("`", "`--", 1)
     return Fault(message=f"vLLM {release} has no flag `{shown}`", hint=close or "leave it out", at=place)
+
+
+def instead_of(setting: str) -> str:
+    """What to write for something that gpufleet sets itself: its own setting, or nothing and why."""
+    left_out = setting.removeprefix("nothing: ")
+    return f"leave it out: {left_out}" if left_out != setting else f"use {setting}"
 
 
 def _instead(name: str) -> str:

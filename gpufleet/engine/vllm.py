@@ -16,7 +16,17 @@ from gpufleet.engine.adapters import (
     adapter_faults,
     adapter_words,
 )
-from gpufleet.engine.flags import Fault, Release, Standing, lint, release_of, standing, value_of, written
+from gpufleet.engine.flags import (
+    Fault,
+    Release,
+    Standing,
+    instead_of,
+    lint,
+    release_of,
+    standing,
+    value_of,
+    written,
+)
 from gpufleet.engine.host_memory import memory_faults
 from gpufleet.engine.kinds import POOLING, kind_of
 from gpufleet.engine.model import EngineContainer, Mount
@@ -242,7 +252,7 @@ def _environment_faults(pool: Pool) -> tuple[Fault, ...]:
     return tuple(
         Fault(
             message=f"`{name}` is a variable that engine.env may not set",
-            hint=f"use {OWNED_VARIABLES[name]}",
+            hint=instead_of(OWNED_VARIABLES[name]),
             key=f"engine.env.{name}",
         )
         for name in pool.engine.env

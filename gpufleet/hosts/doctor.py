@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from enum import Enum
 
+from gpufleet.hosts import cdi
 from gpufleet.hosts.boot_drift import BootDrift, Standing, drift
 from gpufleet.hosts.model import ContainerFact, DiskFact, Fact, GpuFact, HostFacts, Known, Symptom, Unknown
+from gpufleet.hosts.symptoms import SYMPTOMS, Severity
 from gpufleet.inventory.model import Become, Host
+
+_ERROR, _WARNING = Severity.ERROR, Severity.WARNING
 
 IMAGE_MIB = 30 * 1024
 """Free space below which an engine's image (some 10 GiB packed, 25 unpacked) may not fit any more."""
@@ -18,13 +21,6 @@ FULL_MIB = 1024
 
 JOURNAL_MIB = 16
 """Free space that the copy of a run's journal needs in the home directory."""
-
-
-class Severity(Enum):
-    """An error means that a deploy here will fail; a warning, that it may surprise."""
-
-    ERROR = "error"
-    WARNING = "warning"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,141 +39,6 @@ class Finding:
     fix: str
 
 
-@dataclass(frozen=True, slots=True)
-class _Entry:
-    severity: Severity
-    message: str
-    fix: str
-    needs_gpu: bool = False
-
-
-_ERROR, _WARNING = Severity.ERROR, Severity.WARNING
-
-SYMPTOMS: dict[str, _Entry] = {
-    "runtime-missing": _Entry(
-        _ERROR,
-        "no container runtime was found; looked in {detail}",
-        "install docker, or name its program with `runtime_path` in the inventory",
-    ),
-    "runtime-refused": _Entry(
-        _ERROR,
-        "the container runtime refuses {detail}: permission denied on its socket",
-        "add {detail} to the docker group and log in anew, or allow `sudo -n` and set `become: auto`",
-    ),
-    "runtime-down": _Entry(
-        _ERROR, "{detail} is installed and not running", "start it: sudo systemctl start {detail}"
-    ),
-    "runtime-silent": _Entry(
-        _ERROR,
-        "the container runtime does not answer: {detail}",
-        "look at its log: sudo journalctl -u docker -n 50; a hanging engine is restarted",
-    ),
-    "runtime-broken": _Entry(
-        _ERROR, "the container runtime does not work: {detail}", "run its `version` command on the host"
-    ),
-    "runtime-snap": _Entry(
-        _WARNING,
-        "docker is the snap package ({detail}): it sees neither all directories nor the toolkit's hook",
-        "replace it by the distribution's or Docker's own package: sudo snap remove docker",
-        needs_gpu=True,
-    ),
-    "sudo-refused": _Entry(
-        _ERROR,
-        "{detail}",
-        "give or correct `sudo_password`, a reference such as ${env:SUDO_PASSWORD};"
-        " `sudo -l` on the host tells what the user may do",
-    ),
-    "toolkit-missing": _Entry(
-        _ERROR,
-        "the NVIDIA container toolkit is not installed: containers get no GPU",
-        "install nvidia-container-toolkit, then: sudo nvidia-ctk runtime configure --runtime=docker"
-        " && sudo systemctl restart docker",
-        needs_gpu=True,
-    ),
-    "runtime-not-configured": _Entry(
-        _ERROR,
-        "the NVIDIA container toolkit {detail} is installed and docker does not know it",
-        "sudo nvidia-ctk runtime configure --runtime=docker && sudo systemctl restart docker",
-        needs_gpu=True,
-    ),
-    "runtime-not-restarted": _Entry(
-        _ERROR,
-        "docker was started before {detail} was installed and does not know it",
-        "sudo systemctl restart docker (containers without a restart policy stay down)",
-        needs_gpu=True,
-    ),
-    "cdi-missing": _Entry(
-        _ERROR,
-        "no CDI device of NVIDIA is known: podman cannot hand out GPUs",
-        "sudo nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml",
-        needs_gpu=True,
-    ),
-    "runtime-too-old": _Entry(
-        _ERROR,
-        "the container runtime is {detail} works here",
-        "install a newer one from the distribution's backports or its project",
-    ),
-    "podman-restart-off": _Entry(
-        _WARNING,
-        "podman has no daemon, and nothing starts its containers after a reboot: podman-restart.service is {detail}",
-        "sudo systemctl enable podman-restart.service; rootless: systemctl --user enable podman-restart.service"
-        " && sudo loginctl enable-linger USER",
-    ),
-    "rootless-hook": _Entry(
-        _ERROR,
-        "docker runs rootless and without CDI: the toolkit's hook may not set device rules there",
-        "generate a CDI specification, or set no-cgroups = true in /etc/nvidia-container-runtime/config.toml",
-        needs_gpu=True,
-    ),
-    "cgroup-reload": _Entry(
-        _WARNING,
-        "systemd keeps docker's cgroups and GPUs come by the hook: `systemctl daemon-reload` takes them away"
-        " from running containers",
-        "use CDI: docker 25 or later and nvidia-ctk cdi generate",
-        needs_gpu=True,
-    ),
-    "driver-mismatch": _Entry(
-        _ERROR,
-        "the NVIDIA driver was upgraded under its loaded kernel module: {detail}",
-        "reboot the host, or stop all GPU programs and reload the nvidia modules",
-    ),
-    "driver-down": _Entry(
-        _ERROR,
-        "the NVIDIA driver is not loaded: {detail}",
-        "sudo modprobe nvidia, and look at dmesg; after a kernel upgrade the driver is built anew",
-    ),
-    "driver-library": _Entry(
-        _ERROR, "the NVIDIA management library is missing: {detail}", "install the driver's libraries anew"
-    ),
-    "driver-missing": _Entry(
-        _ERROR,
-        "there is {detail} and no nvidia-smi",
-        "install the NVIDIA driver with its utilities",
-    ),
-    "driver-silent": _Entry(
-        _ERROR,
-        "nvidia-smi gives no list of GPUs: {detail}",
-        "run nvidia-smi on the host; a GPU that hangs it needs a reboot",
-    ),
-    "gpu-none": _Entry(
-        _ERROR, "no GPU: {detail}", "leave this host out of GPU pools, or install the NVIDIA driver"
-    ),
-    "gpu-lost": _Entry(
-        _ERROR,
-        "a GPU does not answer: {detail}",
-        "look at dmesg for Xid lines; it usually needs a reboot, or new hardware",
-    ),
-    "lease-held": _Entry(
-        _WARNING, "a change is at work here: {detail}", "wait for it, or see `gpufleet change list`"
-    ),
-    "lease-stale": _Entry(
-        _WARNING,
-        "a lease is held without a heartbeat: {detail}",
-        "see `gpufleet change list`; take it over with `gpufleet change unlock HOST --reason TEXT`",
-    ),
-}
-
-
 def diagnose(facts: HostFacts, host: Host | None = None) -> tuple[Finding, ...]:
     """Findings of one host, errors first; `host` is what the inventory wishes of it."""
     found = [
@@ -185,6 +46,7 @@ def diagnose(facts: HostFacts, host: Host | None = None) -> tuple[Finding, ...]:
         *_silences(facts),
         *_sudo(facts, host),
         *_gpus(facts),
+        *_cdi(facts),
         *_disks(facts),
         *_traces(facts),
     ]
@@ -326,6 +188,20 @@ def _boot_drift(gpu: GpuFact, boot: BootDrift) -> Finding:
         if lost
         else "keep what is there with `gpufleet mig persist`, or cut the GPU as it was",
     )
+
+
+def _cdi(facts: HostFacts) -> Iterator[Finding]:
+    """A specification does not follow a change of MIG, or was written with numbers alone."""
+    missing = cdi.stale(facts)
+    if missing:
+        what, uuid = missing[0]
+        more = f", nor {len(missing) - 1} more" if len(missing) > 1 else ""
+        yield Finding(
+            code="cdi-stale",
+            severity=_WARNING,
+            message=f"the CDI specification does not name {what} ({uuid}){more}: no replica is put there",
+            fix=cdi.FIX,
+        )
 
 
 def _strangers(gpu: GpuFact, containers: Fact[tuple[ContainerFact, ...]]) -> Iterator[Finding]:

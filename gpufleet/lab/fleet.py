@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from gpufleet.lab.containers.archives import registry_answer
 from gpufleet.lab.containers.cli import container_program
-from gpufleet.lab.containers.model import SOCKET, Container, Daemon, Registry
+from gpufleet.lab.containers.model import SOCKET, Container, Daemon, Registry, Setup
 from gpufleet.lab.containers.simcontainer import ContainerEngine
 from gpufleet.lab.faults import LINK, Fault, Kind
 from gpufleet.lab.gpus import cdi, kernel_files, mishaps
@@ -37,6 +37,8 @@ class HostWish:
         gpus: `8xH100-80GB`; empty for none.
         layouts: slices by GPU index, each `PROFILE:START`; these GPUs are in MIG mode.
         without: programs that this host lacks.
+        toolkit: whether the container toolkit is installed; `ctk` is its version.
+        rootless, cdi: how docker was set up; see `containers.model.Setup`.
     """
 
     name: str
@@ -50,6 +52,9 @@ class HostWish:
     images: tuple[str, ...] = ()
     without: frozenset[str] = frozenset()
     toolkit: bool = True
+    ctk: str = "1.17.8"
+    rootless: bool = False
+    cdi: bool = False
 
 
 @dataclass(slots=True, kw_only=True)
@@ -193,6 +198,7 @@ def _lab_host(
         host, engines, registry, kind=wish.runtime, version=wish.version, gpus=gpus.names
     )
     containers.gpu_hook = wish.toolkit
+    containers.setup = Setup(rootless=wish.rootless, cdi=wish.cdi)
     if wish.runtime == "docker":
         host.parts[f"socket {SOCKET}"] = lambda path: registry_answer(containers, path)
     if wish.runtime == "podman":
@@ -211,7 +217,7 @@ def _lab_host(
         host.fs.write("/proc/driver/nvidia/version", f"NVRM version: {wish.driver}\n".encode())
         kernel_files.furnish(host, gpus)
     if gpus.gpus and wish.toolkit:
-        programs["nvidia-ctk"] = cdi.ctk_program(gpus)
+        programs["nvidia-ctk"] = cdi.ctk_program(gpus, wish.ctk)
         containers.cdi = lambda: cdi.named(host)
         cdi.begin(host, gpus)
         host.fs.write("/usr/bin/nvidia-container-runtime-hook", b"", mode=0o755)

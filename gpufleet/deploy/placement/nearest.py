@@ -22,7 +22,7 @@ class Alternative:
 
     Attributes:
         kind: `fewer-replicas`, `fewer-gpus`, `across`, `less-memory`, `smaller-share`, `other-slice`,
-            `stop-container` or `other-host`.
+            `stop-container`, `uncut` or `other-host`.
         text: one line for people, with the option to use.
         fields: the same for programs.
     """
@@ -142,6 +142,22 @@ def _to_stop(host: HostName, container: ContainerFact, gain: int) -> Alternative
         "stop-container",
         f"{host}: without container {container.name}, {whose}, {gain} more would fit",
         {"host": host, "container": container.name, "pool": pool or None, "replicas": gain},
+    )
+
+
+def uncut(demand: Demand, room: Room) -> tuple[Alternative, ...]:
+    """Where a slice is wanted: free GPUs that are whole, as all are after a boot that nothing brings slices back from."""
+    if demand.profile is None:
+        return ()
+    whole = sorted({(slot.host, slot.index) for slot in room.free if not slot.profile and slot.room == WHOLE})
+    return tuple(
+        Alternative(
+            "uncut",
+            f"GPU {index} of {host} is not cut: `gpufleet mig plan {host}:{index} --add {demand.profile}` tells how; "
+            "a boot loses slices, unless `gpufleet mig persist` keeps them",
+            {"host": host, "gpu": index},
+        )
+        for host, index in whole[:MANY]
     )
 
 

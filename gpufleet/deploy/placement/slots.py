@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from gpufleet.deploy.placement.api import UNKNOWN_ISLAND, WHOLE, Slot
 from gpufleet.deploy.placement.shares import room_left, share_of, unshared_mib
+from gpufleet.hosts import cdi
 from gpufleet.hosts.model import ContainerFact, Fact, GpuFact, HostFacts, Known, MigInstance, Unknown
 from gpufleet.names import GpuUuid, HostName
 
@@ -19,9 +20,6 @@ IDLE_MEMORY_MIB = 1024
 
 HOLDING = frozenset({"running", "restarting", "paused", "removing"})
 """Container states in which its GPUs are taken; a created one holds nothing, nor does an exited one that stays so."""
-
-CDI_FIX = "sudo nvidia-ctk cdi generate --device-name-strategy=uuid --output=/etc/cdi/nvidia.yaml"
-"""Writes the specification anew, after a change of MIG too, with the names that replicas are started by."""
 
 NO_NVLINK = "no NVLink"
 """The island of GPUs that are linked by PCIe alone."""
@@ -146,16 +144,16 @@ def _named(host: HostFacts, room: Room) -> Room:
     """The same, without what the host's runtime could not be asked for by name."""
     if not (isinstance(host.runtime, Known) and host.runtime.value.names_devices and room.free):
         return room
-    if isinstance(host.cdi_devices, Unknown):
-        reason = f"whether the CDI specification names it is not known: {host.cdi_devices.reason}"
+    named = cdi.names(host)
+    if isinstance(named, Unknown):
+        reason = f"whether the CDI specification names it is not known: {named.reason}"
         return Room((), (*room.taken, *(Taken(host.host, _slot_name(slot), reason) for slot in room.free)))
-    names = {name.partition("=")[2] for name in host.cdi_devices.value if name.startswith("nvidia.com/")}
     missing = tuple(
-        Taken(host.host, _slot_name(slot), f"the CDI specification does not name {slot.device}: {CDI_FIX}")
+        Taken(host.host, _slot_name(slot), f"the CDI specification does not name {slot.device}: {cdi.FIX}")
         for slot in room.free
-        if slot.device not in names
+        if slot.device not in named.value
     )
-    return Room(tuple(slot for slot in room.free if slot.device in names), (*room.taken, *missing))
+    return Room(tuple(slot for slot in room.free if slot.device in named.value), (*room.taken, *missing))
 
 
 def _slot_name(slot: Slot) -> str:

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 def check_devices(engine: ContainerEngine, container: Container) -> None:
     wish = container.wish
     known = engine.gpus()
+    if wish.cdi and engine.kind == "docker" and not engine.setup.cdi:
+        raise Refused('could not select device driver "cdi" with capabilities: [].', 125)
     described = set(engine.cdi()) if wish.cdi else set()
     for name in wish.cdi:
         if name not in described:
@@ -29,13 +31,44 @@ def check_devices(engine: ContainerEngine, container: Container) -> None:
         raise Refused(NO_DEVICE_DRIVER, 125)
     for name in wish.devices:
         if name not in known:
-            task = "failed to create task for container: " if engine.major > 20 else ""
-            raise Refused(
-                f"{task}failed to create shim task: OCI runtime create failed: runc create failed: unable to start "
-                "container process: error during container init: error running hook #0: error running hook: exit "
-                f"status 1, stdout: , stderr: nvidia-container-cli: device error: {name}: unknown device: unknown.",
-                125,
-            )
+            raise _hook_failed(engine, f"device error: {name}: unknown device")
+    if engine.setup.rootless and "no-cgroups = true" not in _hook_settings(engine.host):
+        raise _hook_failed(
+            engine,
+            "mount error: failed to add device rules: unable to find any existing device filters attached to the "
+            "cgroup: bpf_prog_query(BPF_CGROUP_DEVICE) failed: operation not permitted",
+        )
+
+
+def _hook_failed(engine: ContainerEngine, said: str) -> Refused:
+    return _not_created(
+        engine,
+        "error running hook #0: error running hook: exit status 1, stdout: , "
+        f"stderr: nvidia-container-cli: {said}",
+    )
+
+
+def _not_created(engine: ContainerEngine, why: str) -> Refused:
+    task = "failed to create task for container: " if engine.major > 20 else ""
+    return Refused(
+        f"{task}failed to create shim task: OCI runtime create failed: runc create failed: unable to start "
+        f"container process: error during container init: {why}: unknown.",
+        125,
+    )
+
+
+def _hook_settings(host: SimHost) -> str:
+    path = "/etc/nvidia-container-runtime/config.toml"
+    return host.fs.read(path).decode() if host.fs.exists(path) else ""
+
+
+def check_limits(engine: ContainerEngine, container: Container) -> None:
+    """Without root nobody raises a limit."""
+    if engine.setup.rootless and container.wish.ulimits:
+        raise _not_created(
+            engine,
+            "error setting rlimits for ready process: error setting rlimit type 8: operation not permitted",
+        )
 
 
 def _cdi_text(kind: str, name: str) -> str:

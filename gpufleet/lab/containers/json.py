@@ -230,10 +230,13 @@ def info(engine: ContainerEngine) -> dict[str, Any]:
             **({"nvidia": {"path": "nvidia-container-runtime"}} if engine.gpu_hook else {}),
         },
         "DefaultRuntime": "runc",
-        "SecurityOptions": ["name=seccomp,profile=builtin"],
+        "SecurityOptions": [
+            "name=seccomp,profile=builtin",
+            *(["name=rootless"] if engine.setup.rootless else []),
+        ],
     }
     if engine.major >= 25:
-        facts["CDISpecDirs"] = []
+        facts["CDISpecDirs"] = ["/etc/cdi", "/var/run/cdi"] if engine.setup.cdi else []
     return facts
 
 

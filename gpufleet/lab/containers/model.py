@@ -12,6 +12,19 @@ SOCKET = "/var/run/docker.sock"
 NO_DEVICE_DRIVER = 'could not select device driver "" with capabilities: [[gpu]].'
 
 
+@dataclass(slots=True)
+class Setup:
+    """How dockerd was set up.
+
+    Attributes:
+        rootless: it runs without root: cgroup device rules and higher limits are denied to it.
+        cdi: its feature `cdi` is on, so that it reads `/etc/cdi` and `/var/run/cdi`.
+    """
+
+    rootless: bool = False
+    cdi: bool = False
+
+
 class Daemon(Enum):
     """The state of dockerd."""
 

@@ -14,7 +14,7 @@ from datetime import timedelta
 from hashlib import sha256
 
 from gpufleet.engine.flags import release_of
-from gpufleet.lab.containers.checks import check_devices, check_ports, check_program
+from gpufleet.lab.containers.checks import check_devices, check_limits, check_ports, check_program
 from gpufleet.lab.containers.model import (
     Container,
     Daemon,
@@ -22,6 +22,7 @@ from gpufleet.lab.containers.model import (
     Policy,
     Refused,
     Registry,
+    Setup,
     Wish,
     full_reference,
 )
@@ -59,7 +60,7 @@ class ContainerEngine:
         """Device files that the process of a container has open."""
         self.gpu_hook = True
         """Whether the toolkit's hook is there, so that `--gpus` works."""
-        self.daemon = Daemon.RUNNING
+        self.daemon, self.setup = Daemon.RUNNING, Setup()
         self.stubborn = False
         """Whether processes in containers ignore SIGTERM."""
         self.images: dict[str, Image] = {}
@@ -210,6 +211,7 @@ class ContainerEngine:
         container.restarts = 0
         try:
             check_devices(self, container)
+            check_limits(self, container)
             check_program(container)
             check_ports(self.host, container)
         except Refused as refused:

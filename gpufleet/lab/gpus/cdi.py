@@ -8,6 +8,7 @@ no slice.
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 
 from gpufleet.lab.gpus.simgpu import GpuSet
 from gpufleet.lab.shell.call import Call, Program
@@ -22,7 +23,9 @@ _ENTRY = re.compile(r'^\s*(?:- )?"?name"?: "?([^"\s,]+)"?,?$', re.MULTILINE)
 
 
 def ctk_program(devices: GpuSet, version: str = "1.17.8") -> Program:
-    """nvidia-ctk: its version, `cdi list` and `cdi generate`."""
+    """nvidia-ctk: its version, `cdi list` and `cdi generate`; before 1.15 it names devices in one way, by number."""
+    first, second = (int(part) for part in version.split(".")[:2])
+    default = "index,uuid" if (first, second) >= (1, 15) else "index"
 
     def program(call: Call) -> int:
         words = call.arguments
@@ -36,16 +39,22 @@ def ctk_program(devices: GpuSet, version: str = "1.17.8") -> Program:
             return 0
         if words[:2] == ["cdi", "generate"]:
             options = dict(word.removeprefix("--").partition("=")[::2] for word in words[2:])
-            if not options.keys() <= {"output", "format"}:
+            strategies = options.get("device-name-strategy", default).split(",")
+            known = options.keys() <= {"output", "format", "device-name-strategy"}
+            if (
+                not known
+                or not set(strategies) <= {"index", "uuid"}
+                or (default == "index" and strategies[1:])
+            ):
                 raise Unsupported(f"nvidia-ctk {' '.join(words)}")
-            return _generate(call, devices, options.get("output", ""))
+            return _generate(call, devices, options.get("output", ""), strategies)
         raise Unsupported(f"nvidia-ctk {' '.join(words)}")
 
     return program
 
 
-def _generate(call: Call, devices: GpuSet, place: str) -> int:
-    text = specification(devices)
+def _generate(call: Call, devices: GpuSet, place: str, strategies: Collection[str]) -> int:
+    text = specification(devices, strategies)
     if text is None:
         return call.complain(
             'time="lab" level=error msg="failed to generate CDI spec: failed to create device specs"'
@@ -61,13 +70,14 @@ def _generate(call: Call, devices: GpuSet, place: str) -> int:
     return 0
 
 
-def specification(devices: GpuSet) -> str | None:
+def specification(devices: GpuSet, strategies: Collection[str] = ("index", "uuid")) -> str | None:
     """What describes the slices of now; None where it cannot be made."""
     if devices.trouble or any(gpu.mig and not gpu.devices() for gpu in devices.gpus):
         return None
     entries = [
         f'- containerEdits:\n    deviceNodes:\n    - path: /dev/nvidia{index}\n  name: "{name}"\n'
         for name, index in (*devices.names().items(), ("all", 0))
+        if name == "all" or ("uuid" if name.startswith(("GPU-", "MIG-")) else "index") in strategies
     ]
     return f"cdiVersion: 0.5.0\ncontainerEdits: {{}}\ndevices:\n{''.join(entries)}kind: nvidia.com/gpu\n"
 

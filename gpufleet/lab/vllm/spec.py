@@ -138,7 +138,15 @@ def parse_spec(argv: Sequence[str], env: Mapping[str, str], base: EngineSpec | N
         program, words = "vllm", words[words.index("serve") + 1 :]
     else:
         return replace(base, refusal=f"vllm: error: argument subparser: invalid choice: {words[1:2]}")
-    return _spec(base, program, _taken_apart(words, base.version), env)
+    spec = _spec(base, program, _taken_apart(words, base.version), env)
+    return _blinded(spec, env.get("CUDA_VISIBLE_DEVICES", ""))
+
+
+def _blinded(spec: EngineSpec, visible: str) -> EngineSpec:
+    """VLLM reads each entry of CUDA_VISIBLE_DEVICES as a number (its issue 41848, open as of 0.20.1)."""
+    if any(word.startswith(("GPU-", "MIG-")) for word in visible.split(",")):
+        return replace(spec, failure="slice-uuid", mode=Mode.CRASH)
+    return spec
 
 
 def _taken_apart(words: Sequence[str], version: str) -> _Line:

@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
-from gpufleet.hosts.doctor import SYMPTOMS, Severity, diagnose
+from gpufleet.hosts.doctor import diagnose
 from gpufleet.hosts.model import DiskFact, GpuFact, GpuProcess, HostFacts, Known, Symptom, Unknown
+from gpufleet.hosts.symptoms import SYMPTOMS, Severity
 from gpufleet.inventory.model import Address, Become, Host
 from gpufleet.names import HostName
 from gpufleet.redact import Secret

@@ -170,6 +170,12 @@ def test_gpus_are_checked():
     )
     fails(
         lab(),
+        f"docker run -d --device nvidia.com/gpu=0 {IMAGE}",
+        125,
+        'could not select device driver "cdi" with capabilities: [].',
+    )
+    fails(
+        lab(cdi=True),
         f"docker run -d --device nvidia.com/gpu=77 {IMAGE}",
         125,
         "CDI device injection failed: unresolvable CDI devices nvidia.com/gpu=77.",
