@@ -35,7 +35,7 @@ SHELLS = [
 
 class Desk:
     def __init__(self, path, **more) -> None:
-        wish = {"name": "gpu-01", "gpus": "2xH100-80GB", "layouts": {0: ("1g.10gb:0",)}, **more}
+        wish = {"name": "gpu-01", "gpus": "2xH100-80GB", "layouts": {0: ("1g.10gb:0",)}, "cdi": True, **more}
         self.fleet = build_fleet([HostWish(**wish)], LabClock())
         self.lab: LabHost = self.fleet["gpu-01"]
         self.transport = MemoryTransport(self.fleet)
