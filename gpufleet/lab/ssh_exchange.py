@@ -10,7 +10,7 @@ import contextlib
 import queue
 import threading
 from collections.abc import Callable
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from gpufleet.lab.faults import LINK, Fault, FaultScript, Kind
 from gpufleet.lab.fleet import LabHost
@@ -58,10 +58,14 @@ class Bench(Protocol):
         ...
 
 
+_Letter: TypeAlias = tuple[bool, bytes]
+"""Whether it is of standard error, and what was printed."""
+
+
 class _Outbox:
     """A stream of one command, on its way to the client."""
 
-    def __init__(self, letters: queue.SimpleQueue[tuple[bool, bytes] | None], *, error: bool) -> None:
+    def __init__(self, letters: queue.SimpleQueue[_Letter | None], *, error: bool) -> None:
         self._letters = letters
         self._error = error
 
@@ -144,7 +148,7 @@ class Exchange:
         self.channel = channel
         self._acknowledged = acknowledged
         self._user = user
-        self._letters: queue.SimpleQueue[tuple[bool, bytes] | None] = queue.SimpleQueue()
+        self._letters: queue.SimpleQueue[_Letter | None] = queue.SimpleQueue()
 
     def serve(self, text: str) -> None:
         """Run it, faults included, and answer."""
@@ -221,12 +225,23 @@ class Exchange:
     def _send(self) -> None:
         """Send what was printed, in order, once the request was acknowledged."""
         self._acknowledged.wait(10.0)
-        while (letter := self._letters.get()) is not None:
-            error, content = letter
-            try:
+        letter = self._letters.get()
+        while letter is not None:
+            (error, content), known, letter = self._gathered(letter)
+            with contextlib.suppress(OSError, EOFError):  # when the client has gone, the command runs on
                 (self.channel.sendall_stderr if error else self.channel.sendall)(content)
-            except (OSError, EOFError):
-                continue  # the client has gone; the command runs on
+            if not known:
+                letter = self._letters.get()
+
+    def _gathered(self, first: _Letter) -> tuple[_Letter, bool, _Letter | None]:
+        """All that is there of one stream in one piece, as from a pipe; whether what follows is known, and that."""
+        error, pieces = first[0], [first[1]]
+        try:
+            while (following := self._letters.get_nowait()) is not None and following[0] == error:
+                pieces.append(following[1])
+        except queue.Empty:
+            return (error, b"".join(pieces)), False, None
+        return (error, b"".join(pieces)), True, following
 
 
 class Rest:

@@ -7,6 +7,7 @@ import shlex
 import signal
 import socket
 import subprocess
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from gpufleet.remote.command import Command
 from gpufleet.remote.result import Exit
 from gpufleet.remote.ssh.known_hosts import line_for
 from gpufleet.remote.ssh.known_hosts_file import add_line
+from gpufleet.remote.ssh.quiet import QuietConnection
 from gpufleet.remote.ssh.transport import SshTransport
 from gpufleet.remote.target import Target
 from tests.kit.transport_kit import ask, eventually
@@ -34,6 +36,11 @@ from tests.wire.openssh import (
 )
 
 pytestmark = pytest.mark.wire
+
+
+def connections() -> list[threading.Thread]:
+    """The threads of connections that live."""
+    return [one for one in threading.enumerate() if isinstance(one, QuietConnection)]
 
 
 class TestJumps:
@@ -65,6 +72,15 @@ class TestJumps:
             assert [ask(session, ECHO).stdout for session in sessions] == ["here\n"] * 6
         transport.close()
         assert [hop.log().count("Accepted publickey") for hop in chain] == [1, 1, 6]
+
+    def test_closed_connections_wait_for_no_look_to_end(self, chain, monkeypatch):
+        monkeypatch.setattr(QuietConnection, "_active_check_timeout", 3600.0)
+        target = self.target(chain)
+        transport = SshTransport({target.name: target})
+        assert ask(transport.open(target.name), ECHO).code == 0
+        assert len(connections()) == 3
+        transport.close()
+        eventually(lambda: not connections())
 
     def test_jumps_from_ssh_config(self, chain, tmp_path: Path, reach):
         one, two, far = chain
@@ -233,15 +249,29 @@ class TestHostKeys:
 
 
 class TestProxyCommand:
-    def test_it_carries_the_connection(self, sshd: OpenSsh, reach, tmp_path: Path):
-        config = tmp_path / "config"
-        config.write_text(
+    @staticmethod
+    def config(sshd: OpenSsh) -> str:
+        return (
             "IdentityAgent none\nHost gpu\n"
             f" HostName 127.0.0.1\n Port {sshd.port}\n"
             f" ProxyCommand ssh -F none -i {sshd.user_key} -o UserKnownHostsFile={sshd.known_hosts} -p %p -W %h:%p %h\n"
         )
+
+    def test_it_carries_the_connection(self, sshd: OpenSsh, reach, tmp_path: Path):
+        config = tmp_path / "config"
+        config.write_text(self.config(sshd))
         session = reach(sshd.target(host="gpu", port=None, config_file=str(config)))
         assert ask(session, ECHO).stdout == "here\n"
+
+    def test_a_closed_connection_waits_for_no_look_to_end(self, sshd: OpenSsh, tmp_path: Path, monkeypatch):
+        monkeypatch.setattr(QuietConnection, "_active_check_timeout", 3600.0)
+        config = tmp_path / "config"
+        config.write_text(self.config(sshd))
+        target = sshd.target(host="gpu", port=None, config_file=str(config))
+        transport = SshTransport({target.name: target})
+        assert ask(transport.open(target.name), ECHO).code == 0
+        transport.close()
+        eventually(lambda: not connections())
 
     def test_what_it_complains_of_is_shown(self, sshd: OpenSsh, reach, tmp_path: Path):
         config = tmp_path / "config"

@@ -94,7 +94,9 @@ def _matches(host: str, patterns: tuple[str, ...]) -> bool:
     """Whether a `Host` line speaks of this host: a negated pattern that matches ends it."""
     found = False
     for pattern in patterns:
-        if re.fullmatch(_expression(pattern.removeprefix("!")), host):
+        bare = pattern.removeprefix("!")
+        # Most lines name one host: a regular expression for each of them would cost as much as `ssh -G` does.
+        if re.fullmatch(_expression(bare), host) if "*" in bare or "?" in bare else bare == host:
             if pattern.startswith("!"):
                 return False
             found = True

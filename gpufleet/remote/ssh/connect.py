@@ -28,6 +28,7 @@ from gpufleet.remote.ssh import known_hosts
 from gpufleet.remote.ssh.auth import KeyRing, agent_keys, authenticate
 from gpufleet.remote.ssh.known_hosts_file import KnownHostsFiles
 from gpufleet.remote.ssh.options import SshOptions
+from gpufleet.remote.ssh.quiet import QuietConnection
 from gpufleet.remote.target import Target
 
 HANDSHAKES_AT_ONCE = 5
@@ -194,7 +195,7 @@ class Connector:
         wire = _open_wire(options, target, through, place)
         connection: paramiko.Transport | None = None
         try:
-            connection = paramiko.Transport(cast("socket.socket", wire))
+            connection = QuietConnection(cast("socket.socket", wire))
             connection.banner_timeout = options.connect_timeout
             connection.handshake_timeout = options.connect_timeout
             connection.auth_timeout = options.connect_timeout
