@@ -22,6 +22,27 @@ app = typer.Typer(
     add_completion=False,
 )
 
+Layout = Annotated[
+    str,
+    typer.Option(
+        "--layout",
+        metavar="LAYOUT",
+        help="All slices afterwards: 3g.40gb,2x1g.10gb, 1g.10gb:4 at a place, 2x>=20gib by memory, a preset"
+        " (whole, half, balanced, all-smallest) or none.",
+    ),
+]
+Add = Annotated[str, typer.Option("--add", metavar="LAYOUT", help="Slices beside those that are there.")]
+File = Annotated[
+    Path | None,
+    typer.Option(
+        "--file",
+        "-f",
+        metavar="PATH",
+        help="Where the name given to --layout stands: layouts, or mig-parted's.",
+    ),
+]
+Check = Annotated[bool, typer.Option("--check", help="Exit with 3 if anything would change.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Show the plan, and end.")]
 Gpus = Annotated[
     list[str] | None,
     typer.Argument(metavar="[GPU]...", help="HOST, HOST:INDEX, HOST:UUID or HOST:all; every GPU by default."),
@@ -119,27 +140,9 @@ def plan(
     gpu: Annotated[
         str, typer.Argument(metavar="[GPU]", help="HOST:INDEX or HOST:UUID; left out with --model.")
     ] = "",
-    layout: Annotated[
-        str,
-        typer.Option(
-            "--layout",
-            metavar="LAYOUT",
-            help="All slices afterwards: 3g.40gb,2x1g.10gb, 1g.10gb:4 at a place, 2x>=20gib by memory, a preset"
-            " (whole, half, balanced, all-smallest) or none.",
-        ),
-    ] = "",
-    add: Annotated[
-        str, typer.Option("--add", metavar="LAYOUT", help="Slices beside those that are there.")
-    ] = "",
-    file: Annotated[
-        Path | None,
-        typer.Option(
-            "--file",
-            "-f",
-            metavar="PATH",
-            help="Where the name given to --layout stands: layouts, or mig-parted's.",
-        ),
-    ] = None,
+    layout: Layout = "",
+    add: Add = "",
+    file: File = None,
     model: Annotated[
         str, typer.Option("--model", metavar="BOARD", help="Plan without a host, such as H100-80GB.")
     ] = "",
@@ -148,16 +151,13 @@ def plan(
     from gpufleet.cli import mig_look
     from gpufleet.mig.boards import board
 
-    if bool(layout) == bool(add):
-        raise UsageError("say what is wanted with --layout or with --add", hints=("one of the two",))
+    _refuse_both(layout, add, file)
     if model and gpu:
         raise UsageError(
             "a GPU and --model exclude each other", hints=("the host's own tables need no --model",)
         )
     if not model and not gpu:
         raise UsageError("name one GPU, or a board with --model", hints=("for example gpu-01:0",))
-    if file is not None and add:
-        raise UsageError("--file holds whole layouts", hints=("name one with --layout",))
     if model:
         geometry = board(model)
         if file is not None:
@@ -168,6 +168,76 @@ def plan(
     if file is not None:
         layout = mig_look.from_file(file, layout, index=seen.gpu.index, name=seen.gpu.name)
     _plan_seen(found, layout, add)
+
+
+def _refuse_both(layout: str, add: str, file: Path | None) -> None:
+    """Raises UsageError unless one of the two is given, and no file with slices to add."""
+    if bool(layout) == bool(add):
+        raise UsageError("say what is wanted with --layout or with --add", hints=("one of the two",))
+    if file is not None and add:
+        raise UsageError("--file holds whole layouts", hints=("name one with --layout",))
+
+
+@app.command()
+def reconfigure(
+    gpu: Annotated[str, typer.Argument(metavar="GPU", help="HOST:INDEX or HOST:UUID.")],
+    layout: Layout = "",
+    add: Add = "",
+    file: File = None,
+    allow_homeless: Annotated[
+        bool,
+        typer.Option(
+            "--allow-homeless", help="Also when containers get no other slice: they are stopped and stay so."
+        ),
+    ] = False,
+    by_memory: Annotated[
+        bool,
+        typer.Option(
+            "--by-memory", help="Where no slice of the same profile is left, take one that holds as much."
+        ),
+    ] = False,
+    drain_timeout: Annotated[
+        float,
+        typer.Option(
+            "--drain-timeout",
+            metavar="SECONDS",
+            min=0.0,
+            help="How long replicas may finish what they have in flight.",
+        ),
+    ] = 600.0,
+    stop_display: Annotated[
+        bool,
+        typer.Option(
+            "--stop-display", help="For a reset: stop the display manager, which ends desktop sessions."
+        ),
+    ] = False,
+    unload_module: Annotated[
+        bool, typer.Option("--unload-module", help="For a reset: unload nvidia_drm meanwhile.")
+    ] = False,
+    check: Check = False,
+    dry_run: DryRun = False,
+) -> None:
+    """Give a GPU another layout: replicas on slices that go are drained, and made anew on their new slices.
+
+    What stays is not touched. When anything fails, the former slices are back at their places, and so is every
+    container.
+    """
+    from gpufleet.cli import mig_recut
+    from gpufleet.deploy.recut.flow import RecutWish
+    from gpufleet.mig.holders import Consent
+
+    _refuse_both(layout, add, file)
+    wish = RecutWish(
+        layout=layout,
+        add=add,
+        allow_homeless=allow_homeless,
+        by_memory=by_memory,
+        drain=drain_timeout,
+        consent=frozenset(
+            [Consent.DISPLAY] * stop_display + [Consent.MODULE] * unload_module,
+        ),
+    )
+    raise finish(mig_recut.reconfigure(gpu, wish, file, dry_run=dry_run, check=check))
 
 
 def _plan_offline(geometry: Geometry, layout: str) -> None:

@@ -9,8 +9,8 @@ from gpufleet.cli import wiring
 from gpufleet.cli.mig_look import Look, known
 from gpufleet.cli.settings import current
 from gpufleet.hosts.gather import gather_holders
-from gpufleet.mig.holders import Holders, Reach, Touched, decide
-from gpufleet.mig.outlook import Outlook
+from gpufleet.mig.holders import Holders, decide
+from gpufleet.mig.outlook import Outlook, touched
 from gpufleet.mig.plan import LayoutChange
 
 
@@ -21,22 +21,7 @@ def ask(found: Look, change: LayoutChange, ahead: Outlook) -> Holders:
     inventory = wiring.load_inventory(current())
     with closing(wiring.transport(inventory, current())) as transport:
         seen = gather_holders(transport, inventory.hosts[found.host])
-    return decide(_touched(found, change, ahead), seen, found.containers)
-
-
-def _touched(found: Look, change: LayoutChange, ahead: Outlook) -> Touched:
-    seen = known(found)
-    if ahead.mode_change:
-        # Of a generation that nobody knows the worse is expected.
-        reach = Reach.MODE if ahead.needs_reset is False else Reach.RESET
-    else:
-        reach = Reach.INSTANCES
-    return Touched(
-        gpu=seen.gpu,
-        reach=reach,
-        gis=frozenset(one.gi for one in seen.slices if one.placed in change.destroy),
-        containers=tuple(one for one in found.containers if one.name in ahead.containers),
-    )
+    return decide(touched(known(found), change, ahead, found.containers), seen, found.containers)
 
 
 def fields(holders: Holders) -> Mapping[str, object]:

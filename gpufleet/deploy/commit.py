@@ -28,6 +28,7 @@ DEPLOY = "pool-deploy"
 DELETE = "pool-delete"
 ADAPTERS = "pool-adapters"
 PERSIST = "mig-persist"
+RECUT = "mig-recut"
 
 
 class Retiree(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -39,6 +40,25 @@ class Retiree(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     replica: str
     metrics: str = ""
     busy: str = ""
+
+
+class Moved(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A replica of a pool that is on another slice from now on; `slice` as `gpufleet.slice` has it."""
+
+    pool: str
+    url: str
+    gpu: str
+    slice: str
+
+
+def recut_context(*, moved: Sequence[Moved], lost: Sequence[str], retire: str) -> dict[str, str]:
+    """The context of a change of layout; `lost`: addresses of members that are stopped for good."""
+    return {
+        "use": RECUT,
+        "moved": msgspec.json.encode(list(moved)).decode(),
+        "lost": msgspec.json.encode(list(lost)).decode(),
+        "retire": retire,
+    }
 
 
 def deploy_context(
@@ -133,6 +153,8 @@ def finish_commit(store: PoolStore) -> OnCommit:
                 store.forget(PoolName(name), key=not context.get("kept"))
             case "pool-adapters":
                 keep_adapters(store, context)
+            case "mig-recut":
+                keep_recut(store, context)
             case "mig-persist":
                 pass  # files on the host are known by being there
             case "models-stage":
@@ -180,6 +202,29 @@ def keep_adapters(store: PoolStore, context: Mapping[str, str]) -> None:
         pool = membership.set_adapters(record.pool_of(known), load, unload)
         store.save(name, msgspec.structs.replace(known, pool=document.from_model(pool)))
         _show_adapters(store, name)
+
+
+def keep_recut(store: PoolStore, context: Mapping[str, str]) -> None:
+    """Write down which slices the members have now, and which members are no more; the routes say so already."""
+    moved = {one.url: one for one in msgspec.json.decode(context["moved"], type=list[Moved])}
+    lost = frozenset(msgspec.json.decode(context["lost"], type=list[str]))
+    with store.alone():
+        for name in store.names():
+            known = store.record(name)
+            items = known.endpoints if known is not None else ()
+            kept = tuple(_recut(item, moved.get(item.url), name) for item in items if item.url not in lost)
+            written = tuple(item for item in kept if item is not None)
+            if known is not None and written != items:
+                store.save(name, msgspec.structs.replace(known, endpoints=written))
+
+
+def _recut(item: record.EndpointRecord, moved: Moved | None, pool: PoolName) -> record.EndpointRecord | None:
+    """One member as it is now; None in a pool to which the container that was replaced had been added."""
+    if moved is None:
+        return item
+    if moved.pool != pool or item.container:
+        return None
+    return msgspec.structs.replace(item, gpus=(moved.gpu,), slice=moved.slice)
 
 
 def _show_adapters(store: PoolStore, name: PoolName) -> None:

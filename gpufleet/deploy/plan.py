@@ -288,7 +288,7 @@ def _assembled(
     start = tuple(new for swap in swapped for new in swap.start)
     endpoints = _endpoints(wish, declared, keep, start)
     stage = Stage(
-        launch=_launch(wish),
+        launch=launch_of(wish),
         engine=wish.engine,
         declared=declared,
         dialects=_dialects(facts),
@@ -334,7 +334,7 @@ def _assembled(
     )
 
 
-def _launch(wish: Wish) -> Launch:
+def launch_of(wish: Wish) -> Launch:
     """What all new replicas have in common."""
     return Launch(
         pool=wish.pool,

@@ -38,11 +38,12 @@ class Present:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class New:
-    """A replica to be started."""
+    """A replica to be started. `tail` tells its steps from those of another pool's replica of the same number."""
 
     replica: ReplicaId
     placed: Placed
     port: int
+    tail: str = ""
 
     @property
     def number(self) -> int:

@@ -88,7 +88,7 @@ def stop_step(present: Present, dialect: Dialect, grace: int, after: frozenset[S
 
 
 def start_id(new: New) -> StepId:
-    return StepId(f"start-{new.host}-{new.number}")
+    return StepId(f"start-{new.host}-{new.number}{new.tail}")
 
 
 def start_step(launch: Launch, new: New, host: Host, dialect: Dialect, after: frozenset[StepId]) -> Step:
@@ -134,7 +134,7 @@ def start_step(launch: Launch, new: New, host: Host, dialect: Dialect, after: fr
 def gate_step(launch: Launch, new: New, host: Host, dialect: Dialect) -> Step:
     """Ask one replica until it is ready; changes nothing, so there is nothing to undo."""
     return Step(
-        id=StepId(f"gate-{new.host}-{new.number}"),
+        id=StepId(f"gate-{new.host}-{new.number}{new.tail}"),
         host=new.host,
         title=f"wait until {new.replica} streams a token",
         do=(),

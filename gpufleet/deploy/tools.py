@@ -26,7 +26,7 @@ from gpufleet.errors import ErrorRow, FleetError, SecretUnresolved, StalePlan
 from gpufleet.hosts.model import HostFacts, Known
 from gpufleet.inventory.model import Host, Inventory
 from gpufleet.inventory.secrets import resolve
-from gpufleet.mig import boot_unit, runtime_files, services
+from gpufleet.mig import boot_unit, instances, naming, runtime_files, services
 from gpufleet.names import HostName, RunId
 from gpufleet.pools import record
 from gpufleet.pools.mistakes import WORD
@@ -73,6 +73,8 @@ class Tools:
             **services.PREDICATES,
             **boot_unit.PREDICATES,
             **runtime_files.PREDICATES,
+            **instances.PREDICATES,
+            **naming.PREDICATES,
             **gate.PREDICATES,
             **adapters.PREDICATES,
             **traffic.PREDICATES,

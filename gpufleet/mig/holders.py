@@ -170,6 +170,11 @@ def _services(touched: Touched, seen: HolderFacts, consent: frozenset[Consent]) 
     return tuple(name for name in wanted if name in running)
 
 
+def is_monitor(container: ContainerFact) -> bool:
+    """Whether a container watches GPUs and serves nobody: it stops for a change and starts again."""
+    return bool(_EXPORTER.search(f"{container.image} {container.name}"))
+
+
 def _exporters(
     touched: Touched, seen: HolderFacts, containers: Sequence[ContainerFact]
 ) -> Iterator[ContainerFact]:
@@ -180,7 +185,7 @@ def _exporters(
     for one in containers:
         if one.state not in {"running", "paused"} or one.id in ours:
             continue
-        if not _EXPORTER.search(f"{one.image} {one.name}"):
+        if not is_monitor(one):
             continue
         if names & set(one.devices) or any(user.within(one.id) for user in holding):
             yield one

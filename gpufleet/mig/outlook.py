@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from gpufleet.hosts.model import ContainerFact
 from gpufleet.mig import commands
 from gpufleet.mig.commands import Target
+from gpufleet.mig.holders import Reach, Touched, is_monitor
 from gpufleet.mig.plan import LayoutChange
 from gpufleet.mig.seen import SeenGpu
 
@@ -55,6 +58,23 @@ def outlook(seen: SeenGpu, change: LayoutChange) -> Outlook:
         processes=tuple(sorted({pid for one in gone for pid in one.processes})),
         lines=tuple(lines),
         resting=tuple(sorted(resting)),
+    )
+
+
+def touched(
+    seen: SeenGpu, change: LayoutChange, ahead: Outlook, containers: Sequence[ContainerFact]
+) -> Touched:
+    """What of the GPU goes; `containers` are all of the host."""
+    if ahead.mode_change:
+        # Of a generation that nobody knows the worse is expected.
+        reach = Reach.MODE if ahead.needs_reset is False else Reach.RESET
+    else:
+        reach = Reach.INSTANCES
+    return Touched(
+        gpu=seen.gpu,
+        reach=reach,
+        gis=frozenset(one.gi for one in seen.slices if one.placed in change.destroy),
+        containers=tuple(one for one in containers if one.name in ahead.containers and not is_monitor(one)),
     )
 
 

@@ -5,79 +5,20 @@ from __future__ import annotations
 import pytest
 
 from gpufleet.change.events import Ending, Goal
-from gpufleet.change.records import journal_file
 from gpufleet.deploy.flow import prepare
-from gpufleet.errors import HostUnreachable, LeaseHeld, Refused, SecretUnresolved
-from gpufleet.lab.memory import MemoryTransport
+from gpufleet.errors import LeaseHeld, Refused, SecretUnresolved
 from gpufleet.names import RunId
 from gpufleet.pools.model import EngineWish, StrategyWish
 from gpufleet.redact import Secret
-from gpufleet.remote.result import Lost
+from tests.kit import killed
 from tests.kit.deploy_site import IMAGE, Site
 
 OTHER = EngineWish(image=IMAGE, args=("--max-model-len", "4096"))
 
 
-class Killed(BaseException):
-    """The process is gone."""
-
-
-class Wire:
-    """The dead process's connections: from its death on, nothing it says arrives."""
-
-    def __init__(self, real: MemoryTransport) -> None:
-        self.real = real
-        self.cut = False
-
-    def open(self, host):
-        if self.cut:
-            raise HostUnreachable("this process is dead", where=host)
-        return _Line(self, self.real.open(host))
-
-    def close(self):
-        self.real.close()
-
-
-class _Line:
-    def __init__(self, wire, session):
-        self.wire, self.session = wire, session
-
-    def run(self, command):
-        return Lost(reason="this process is dead", sent=False) if self.wire.cut else self.session.run(command)
-
-    def put(self, content, path, mode):
-        return (
-            Lost(reason="this process is dead", sent=False)
-            if self.wire.cut
-            else self.session.put(content, path, mode)
-        )
-
-    def close(self):
-        self.session.close()
-
-
 def killed_after(site, pool, records, monkeypatch):
     """Deploy until this many records are on disk; the run, or None when it ended before."""
-    wire = Wire(MemoryTransport(site.fleet))
-    real = journal_file.JournalFile.append
-
-    def append(file, body):
-        if len(file.records) < records:
-            record = real(file, body)
-            if len(file.records) < records:
-                return record
-        wire.cut = True
-        raise Killed
-
-    older = {summary.run for summary in site.runs()}
-    with monkeypatch.context() as patch:
-        patch.setattr(journal_file.JournalFile, "append", append)
-        try:
-            site.deploy_by(site.tools(transport=wire), pool)
-        except Killed:
-            (run,) = [summary.run for summary in site.runs() if summary.run not in older]
-            return run
-    return None
+    return killed.killed_after(site, lambda tools: site.deploy_by(tools, pool), records, monkeypatch)
 
 
 def scene(tmp_path, *, in_place):

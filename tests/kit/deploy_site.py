@@ -14,12 +14,14 @@ from gpufleet.change.records import journal_file
 from gpufleet.deploy.commit import finish_commit
 from gpufleet.deploy.deletion import delete, prepare_deletion, retire_after
 from gpufleet.deploy.flow import carry_out, prepare
+from gpufleet.deploy.recut.flow import RecutWish, carry_out_recut, prepare_recut
 from gpufleet.deploy.tools import Done, Tools, resolver
 from gpufleet.inventory.model import Address, Host, Inventory, PortRange
 from gpufleet.lab.containers.model import Policy, Wish
 from gpufleet.lab.faults import Fault, FaultScript, Kind
 from gpufleet.lab.fleet import Fleet, build_fleet, wishes_of
 from gpufleet.lab.memory import MemoryTransport
+from gpufleet.mig.choose import parse
 from gpufleet.names import HostName, PoolName, RunId
 from gpufleet.pools.model import EngineWish, GateWish, Pool
 from tests.kit.lab_kit import LabClock
@@ -102,6 +104,34 @@ class Site:
         tools = self.tools(*faults)
         hosts = tuple(self.inventory.hosts.values())
         return delete(tools, prepare_deletion(tools, PoolName("chat"), hosts, command="pool delete chat"))
+
+    def recut(self, word: str, layout: str, *faults: Fault, **more: Any) -> Done:
+        """`mig reconfigure`, confirmed."""
+        return self.recut_by(self.tools(*faults), word, layout, **more)
+
+    def recut_by(self, tools: Tools, word: str, layout: str, **more: Any) -> Done:
+        """The same, with tools of the caller's."""
+        asked = parse(word)
+        host = self.inventory.hosts[HostName(asked.host)]
+        wish = RecutWish(layout=layout, **more)
+        command = f"mig reconfigure {word} --layout {layout}"
+        return carry_out_recut(tools, prepare_recut(tools, host, asked, wish, command=command))
+
+    def slices(self) -> dict[str, list[list[str]]]:
+        """Slices of each GPU as `PROFILE:START`, `bare` for one without a compute instance, and modes."""
+        return {
+            lab.name: [
+                [
+                    f"MIG {gpu.mig} {gpu.pending}",
+                    *sorted(
+                        f"{one.profile.name}:{one.start}{' bare' if one.ci is None else ''}"
+                        for one in gpu.instances
+                    ),
+                ]
+                for gpu in lab.gpus.gpus
+            ]
+            for lab in self.fleet
+        }
 
     def take_up(self, run: RunId, goal: Goal, *faults: Fault) -> Any:
         """`change resume` or `change undo`."""
