@@ -207,8 +207,9 @@ def application() -> Any:
         no_input: bool = typer.Option(
             False, "--no-input", help="Never ask; fail and name the option instead."
         ),
-        yes: bool = typer.Option(False, "--yes", "-y", help="Answer yes to every question."),
+        yes: bool = typer.Option(False, "--yes", "-y", help="Answer yes to all questions."),
         forks: int = typer.Option(32, "--forks", metavar="N", help="Hosts worked on at once."),
+        lock_wait: int = typer.Option(0, "--lock-wait", metavar="SECONDS", help="Wait for hosts in use."),
         state_dir: str = typer.Option(
             "", "--state-dir", metavar="PATH", help="Where journals, routes and tokens live."
         ),
@@ -220,7 +221,6 @@ def application() -> Any:
 
         Global options are accepted before and after the command.
         """
-        # Their values were taken from the command line before Typer saw it (`settings.split`): they are
-        # declared here so that the help shows them.
+        # `settings.split` took their values before Typer saw them: they are here for the help alone.
 
     return app

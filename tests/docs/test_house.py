@@ -88,6 +88,43 @@ def test_links_between_pages_lead_somewhere() -> None:
     assert broken == []
 
 
+def test_every_command_and_option_stands_in_a_guide(generator: ModuleType) -> None:
+    pages = [ROOT / "README.md", ROOT / "docs" / "tutorial.md", *(ROOT / "docs" / "guides").glob("*.md")]
+    text = "\n".join(page.read_text(encoding="utf-8") for page in pages)
+    missing = []
+    for name, command in generator.commands():
+        group, _, verb = name.rpartition(" ")
+        if not re.search(rf"\b{re.escape(name)}\b|`{re.escape(verb)}` of `{re.escape(group)}`", text):
+            missing.append(name)
+        missing += [
+            f"{name} {item.opts[0]}"
+            for item in command.params
+            if item.param_type_name == "option" and item.name != "help" and not set(item.opts) & _words(text)
+        ]
+    assert missing == [], f"tell of them in docs/guides: {', '.join(missing)}"
+
+
+def test_every_finding_and_every_global_option_stands_in_a_guide() -> None:
+    from gpufleet.cli import settings
+    from gpufleet.hosts.symptoms import SYMPTOMS
+
+    hosts, line = (
+        (ROOT / "docs" / "guides" / f"{name}.md").read_text(encoding="utf-8")
+        for name in ("hosts", "command-line")
+    )
+    source = (ROOT / "gpufleet" / "hosts" / "doctor.py").read_text(encoding="utf-8")
+    computed = re.findall(r'"((?:mig|cdi|gpu|disk|noisy|open|sudo|\w+)-[a-z-]+)"', source)
+    assert len(computed) > 10
+    codes = {*SYMPTOMS, *computed} - {"runtime-", "driver-"}
+    assert sorted(code for code in codes if f"`{code}`" not in hosts) == []
+    assert sorted({*settings.VALUED, *settings.FLAGS} - _words(line)) == []
+
+
+def _words(text: str) -> set[str]:
+    """Options as a page writes them."""
+    return set(re.findall(r"(?<![\w-])--?[a-z][a-z-]*", text))
+
+
 HEAVY = {"paramiko", "asyncio", "httpx"}
 
 
