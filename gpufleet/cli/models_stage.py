@@ -47,6 +47,12 @@ Image = Annotated[
     ),
 ]
 Verify = Annotated[bool, typer.Option("--verify", help="Read again what is there, and mend what is damaged.")]
+Stall = Annotated[
+    int,
+    typer.Option(
+        metavar="SECONDS", min=1, max=86_400, help="How long a copy may bring nothing before it is ended."
+    ),
+]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Show the plan and change nothing.")]
 Check = Annotated[bool, typer.Option("--check", help="Exit with 3 if anything would change.")]
 
@@ -71,6 +77,7 @@ def stage(  # options, given by name
     shared: Shared = False,
     image: Image = "",
     verify: Verify = False,
+    stall: Stall = 300,
     dry_run: DryRun = False,
     check: Check = False,
 ) -> None:
@@ -93,7 +100,7 @@ def stage(  # options, given by name
     )
     with wiring.fleet_tools(current()) as tools:
         prepared = _prepared(
-            tools, wish, hosts or (), verify=verify, image=image, command=f"{COMMAND} {model}"
+            tools, wish, hosts or (), verify=verify, image=image, stall=stall, command=f"{COMMAND} {model}"
         )
         planned = survey.rows(prepared.staging, prepared.hosts)
         if dry_run or check or not prepared.changes:
@@ -108,9 +115,17 @@ def stage(  # options, given by name
 
 
 def _prepared(
-    tools: Tools, wish: WeightsWish, hosts: Sequence[str], *, verify: bool, image: str, command: str
+    tools: Tools,
+    wish: WeightsWish,
+    hosts: Sequence[str],
+    *,
+    verify: bool,
+    image: str,
+    stall: int,
+    command: str,
 ) -> Prepared:
     """Ask the source and the hosts, and plan."""
+    from dataclasses import replace
     from pathlib import Path
 
     from gpufleet.deploy.staging import flow, survey
@@ -134,6 +149,7 @@ def _prepared(
         warn=tools.warn,
         state_dir=tools.change.state_dir,
     )
+    staging = replace(staging, stall=float(stall))
     spots: Mapping[HostName, Spot] = {}
     if image:
         facts = survey_hosts(

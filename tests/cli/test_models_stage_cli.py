@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -118,6 +119,15 @@ def test_a_copy_that_fails_leaves_nothing_behind(desk: Path):
         assert not list((desk / "home" / ".gpufleet" / "models").iterdir())
 
 
+def test_a_copy_that_stands_still_is_ended_when_it_was_asked_for(desk: Path):
+    with weight_sources.hub(FILES) as (hub, storage):
+        storage.held["model.safetensors"] = threading.Event()
+        failed = stage(desk, "--endpoint", hub.url, "--stall", "1", status=9)
+        storage.held["model.safetensors"].set()
+    assert "no byte for 1 s" in failed["hosts"][0]["reason"]
+    assert not list((desk / "home" / ".gpufleet" / "models").iterdir())
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -125,6 +135,7 @@ def test_a_copy_that_fails_leaves_nothing_behind(desk: Path):
         (("--endpoint", "ftp://x"), "no address"),
         (("--store", "models"), "absolute path"),
         (("--access-key", "${env:A}"), "belong together"),
+        (("--stall", "0"), "--stall"),
     ],
 )
 def test_what_makes_no_sense_is_told(desk: Path, words: tuple[str, ...], message: str):

@@ -28,6 +28,7 @@ class Served:
         token: wanted from whoever asks; empty lets everybody in.
         gated: the token's owner may list and not read.
         cut: bytes after which an answer is broken off, as often as it says; by path.
+        held: paths whose answer stops after a byte, until the event is set.
         ranges: whether a part may be asked for.
         asked: method, path and headers of every request.
     """
@@ -36,6 +37,7 @@ class Served:
     token: str = ""
     gated: bool = False
     cut: dict[str, list[int]] = field(default_factory=dict)
+    held: dict[str, threading.Event] = field(default_factory=dict)
     ranges: bool = True
     asked: list[tuple[str, str, dict[str, str]]] = field(default_factory=list)
     storage: str = ""
@@ -83,6 +85,12 @@ class _Base(BaseHTTPRequestHandler):
             self.send_header("content-range", f"bytes {start}-{start + len(body) - 1}/{len(content)}")
         self.end_headers()
         if self.command == "HEAD":
+            return
+        if path in self.served.held:
+            self.wfile.write(body[:1])
+            self.wfile.flush()
+            self.served.held[path].wait(60)
+            self.close_connection = True
             return
         cuts = self.served.cut.get(path)
         if cuts:

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from urllib.parse import quote
 
 from gpufleet.deploy.staging.model import MANIFEST, Fetch
+from gpufleet.deploy.staging.patient import PATIENTLY
 from gpufleet.deploy.staging.stores import COMMON
 from gpufleet.redact import Secret
 from gpufleet.remote.command import Command
@@ -42,6 +43,7 @@ partial=$final.partial
 lease=$final.lease
 """
     + COMMON
+    + PATIENTLY
     + """
 me="$machine $$ $(born "$$") $owner"
 mine() { [ "$(cat "$lease/holder" 2>/dev/null)" = "$me" ]; }
@@ -83,11 +85,19 @@ bring() {
   case $1 in
   /*)
     again=
+    silent="$1 gives no byte for $stall s: is it on a mount whose server is gone?"
+    patiently "$stall" /dev/null stat -L -c %s "$1"
+    if [ "$?" -eq 124 ]; then refused=$silent; return 1; fi
     before=$(stat -L -c '%s %Y' "$1" 2>/dev/null) || before=
     if [ -z "$before" ] || [ ! -r "$1" ]; then refused="cannot be read: $1"; return 1; fi
     case $check in mtime:*) listed="$size ${check#mtime:}" ;; *) listed="$size ${before#* }" ;; esac
     if [ "$before" != "$listed" ]; then refused="$1 changed since it was listed: somebody writes there"; return 1; fi
-    tail -c "+$((have + 1))" "$1" >>"$incoming" 2>/dev/null || { refused="cannot be copied: is the disk of $store full?"; return 1; }
+    patiently "$stall" "$incoming" tail -c "+$((have + 1))" "$1"
+    case $? in
+    0) ;;
+    124) refused=$silent; return 1 ;;
+    *) refused="cannot be copied: is the disk of $store full?"; return 1 ;;
+    esac
     if [ "$(stat -L -c '%s %Y' "$1" 2>/dev/null)" = "$before" ]; then return 0; fi
     rm -f "$incoming"
     refused="$1 changed while it was copied: somebody writes there"
@@ -141,6 +151,7 @@ bring() {
   esac
   return 1
 }
+digest_of() { exec sha256sum <"$1"; }
 told_near() {
   if [ -z "$near_sums" ]; then
     near_sums=$(printf 'url = "%s"\\nnoproxy = "*"\\n' "$near_manifest" | curl -q -s -g -f --connect-timeout 5 -m 60 -K - 2>/dev/null)
@@ -168,7 +179,12 @@ checked() {
     # Nobody told a checksum: a directory is read once more, a neighbour tells what it wrote itself.
     case $from in
     '') told=$sum ;;
-    /*) told=$(sha256sum <"$from") ;;
+    /*)
+      rm -f "$incoming.sum"
+      patiently "$((stall + size / 2097152))" "$incoming.sum" digest_of "$from"
+      if [ "$?" -eq 124 ]; then wrong="cannot be compared: $from does not answer"; return 1; fi
+      told=$(cat "$incoming.sum")
+      rm -f "$incoming.sum" ;;
     "$near") told=$(told_near) ;;
     *) told=$sum ;;
     esac

@@ -16,6 +16,7 @@ import msgspec
 from gpufleet.change.model import CannotTell, Fails, Holds, Verdict
 from gpufleet.deploy.staging import hub, s3
 from gpufleet.deploy.staging.model import MANIFEST, SUMS, Fetch, Kind, Listing, Source, WeightFile
+from gpufleet.deploy.staging.patient import ANSWER_SECONDS, PATIENTLY
 from gpufleet.deploy.staging.settled import unfinished
 from gpufleet.remote.command import Command
 from gpufleet.remote.result import Exit
@@ -23,19 +24,22 @@ from gpufleet.remote.result import Exit
 PAUSE = 2.0
 """Seconds between two looks."""
 
-LIST = """
+LIST = f"""
+{PATIENTLY}
 top=$1
+patiently {ANSWER_SECONDS} /dev/null ls -a "$top"
+if [ "$?" -eq 124 ]; then echo hung; exit 0; fi
 if [ ! -d "$top" ]; then echo absent; exit 0; fi
 if [ ! -r "$top" ] || [ ! -x "$top" ]; then echo denied; exit 0; fi
-walk() {
+walk() {{
   for one in "$1"/*; do
     if [ -d "$one" ]; then
       if [ -r "$one" ] && [ -x "$one" ]; then walk "$one"; else echo denied; exit 0; fi
     elif [ -f "$one" ]; then
-      printf 'file %s %s\\n' "$(stat -L -c '%s %Y' "$one")" "${one#"$top"/}"
+      printf 'file %s %s\\n' "$(stat -L -c '%s %Y' "$one")" "${{one#"$top"/}}"
     fi
   done
-}
+}}
 echo there
 walk "$top"
 for name in SHA256SUMS sha256sums.txt .gpufleet-manifest; do
@@ -50,7 +54,7 @@ echo end
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shown:
-    """What one host saw. `state`: `there`, `absent`, `denied`; files in the order of their paths."""
+    """What one host saw. `state`: `there`, `absent`, `denied`, `hung`; files in the order of their paths."""
 
     state: str
     files: tuple[WeightFile, ...] = ()
@@ -70,7 +74,7 @@ def look(top: str) -> Command:
 def read(text: str, source: Source) -> Shown | None:
     """The answer of `look`; None when it is not one, or not whole."""
     lines = text.split("\n")
-    if lines[0] in {"absent", "denied"}:
+    if lines[0] in {"absent", "denied", "hung"}:
         return Shown(state=lines[0], times={})
     if lines[0] != "there" or "end" not in lines:
         return Shown(state="denied", times={}) if "denied" in lines else None
@@ -121,18 +125,29 @@ def unchanged(answer: Exit, data: tuple[str, ...]) -> Verdict:
     if seen is None:
         return CannotTell(answer.stderr.strip() or f"{place} could not be listed")
     if seen.state != "there":
-        return Fails(f"{place} is {_STATES[seen.state]}", "mount it, or let the SSH user read it")
+        return Fails(f"{place} is {trouble(seen.state)}", remedy(seen.state))
     if seen.revision != revision:
         return Fails(f"{place} changed since the plan was made", "plan again once nobody writes there")
     return Holds()
 
 
-_STATES = {"absent": "not there", "denied": "not readable"}
+_STATES = {
+    "absent": "not there",
+    "denied": "not readable",
+    "hung": f"not answering for {ANSWER_SECONDS} s: a mount whose server is gone",
+}
 
 
 def trouble(state: str) -> str:
     """In words."""
     return _STATES.get(state, state)
+
+
+def remedy(state: str) -> str:
+    """What to do about it."""
+    if state == "hung":
+        return "look at the mount's server, and at `dmesg` there; `umount -f -l` lets go of a mount that stays dead"
+    return "mount it, or let the SSH user read it"
 
 
 def moving(first: Shown, second: Shown) -> str:

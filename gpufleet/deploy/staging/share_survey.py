@@ -84,7 +84,11 @@ def _check_seen(
         raise SourceMissing(
             f"no host sees {source.place}: it is {share.trouble(shown[blind[0]].state)} on {blind[0]}",
             where=source.shown,
-            hints=("mount it there, or correct the path; a directory of this machine is `file:///PATH`",),
+            hints=(
+                share.remedy("hung")
+                if shown[blind[0]].state == "hung"
+                else "mount it there, or correct the path; a directory of this machine is `file:///PATH`",
+            ),
         )
     if blind and everywhere:
         raise PreflightFailed(
@@ -94,7 +98,9 @@ def _check_seen(
                 ErrorRow(
                     host,
                     f"{source.place} is {share.trouble(shown[host].state)}",
-                    "mount it there, or let it be copied: without `in_place`",
+                    share.remedy("hung")
+                    if shown[host].state == "hung"
+                    else "mount it there, or let it be copied: without `in_place`",
                     "store-unseen",
                 )
                 for host in blind

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from gpufleet.deploy.staging.patient import ANSWER_SECONDS, PATIENTLY
 from gpufleet.remote.command import Command
 
 COMMON = """
@@ -57,6 +58,14 @@ partial=$final.partial
 lease=$final.lease
 """
     + COMMON
+    + PATIENTLY
+    + f"""
+patiently {ANSWER_SECONDS} /dev/null ls -a "$store"
+if [ "$?" -eq 124 ]; then
+  say "$store does not answer for {ANSWER_SECONDS} s: is it a mount whose server is gone?"
+  exit 1
+fi
+"""
     + """
 echo "path $final"
 if [ -f "$final/$manifest" ]; then echo "state complete"

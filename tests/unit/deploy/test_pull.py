@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -31,12 +32,14 @@ DF = """#!/bin/sh
 used=0
 grows=$HOME
 [ ! -f "$HOME/containerd" ] || grows=/var/lib/containerd
+[ ! -f "$HOME/busy" ] || echo x >>"$HOME/busy"
+[ ! -f "$HOME/busy" ] || used=$(($(wc -l <"$HOME/busy") * 1500))
 [ ! -f "$HOME/used" ] || [ "$2" != "$grows" ] || used=$(($(wc -l <"$HOME/used") * 2048))
 printf 'Filesystem 1024-blocks Used Available Capacity Mounted on\\n/dev/sda1 999999 %s 1 1%% /\\n' "$used"
 """
 
 
-def pulled(home: Path, mode: str, stall: float, shell: str = "dash") -> Exit:
+def pulled(home: Path, mode: str, stall: float, shell: str = "dash", least: int = 0) -> Exit:
     for name, text in (("runtime", RUNTIME), ("bin/df", DF)):
         (home / name).parent.mkdir(exist_ok=True)
         (home / name).write_text(text)
@@ -45,9 +48,12 @@ def pulled(home: Path, mode: str, stall: float, shell: str = "dash") -> Exit:
     dialect = Dialect(
         path=str(home / "runtime"), kind="docker", root=False, updates=True, rootless=False, store=str(home)
     )
+    command = pull(dialect, "engine:1", stall)
+    if least:
+        command = replace(command, argv=(*command.argv[:-1], str(least)))
     ended = subprocess.run(
         [*SHELLS[shell], "-s"],
-        input=frame(pull(dialect, "engine:1", stall), "marker"),
+        input=frame(command, "marker"),
         capture_output=True,
         env={"HOME": str(home), "PATH": f"{home}/bin:/usr/local/bin:/usr/bin:/bin"},
         timeout=120,
@@ -88,3 +94,15 @@ def test_a_slow_pull_that_brings_something_is_not_ended(tmp_path: Path, *, conta
     if containerd:
         (tmp_path / "containerd").touch()
     assert pulled(tmp_path, "slow", 3).ok
+
+
+def test_what_logs_write_meanwhile_is_no_movement(tmp_path: Path):
+    """Others write 3 MiB a second here; an hour's pull of a large image brings more, and logs bring less."""
+    (tmp_path / "busy").touch()
+    assert pulled(tmp_path, "stuck", 3, least=40_000).code == 1
+
+
+@pytest.mark.parametrize(("stall", "least"), [(1.0, 1024), (300.0, 14_400), (3600.0, 172_800)])
+def test_the_least_that_counts_grows_with_the_time(stall: float, least: int):
+    dialect = Dialect(path="/usr/bin/docker", kind="docker", root=False, updates=True, rootless=False)
+    assert pull(dialect, "engine:1", stall).argv[-1] == str(least)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import hashlib
 import os
 import subprocess
+import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from gpufleet.change.model import CannotTell, Fails, Holds
-from gpufleet.deploy.staging import commands, share
+from gpufleet.deploy.staging import commands, patient, share
 from gpufleet.deploy.staging.model import Kind, Source
 from gpufleet.remote.command import Command
 from gpufleet.remote.framing import frame, unframe
@@ -164,3 +165,94 @@ def test_a_directory_that_is_used_in_place_must_be_as_it_was(top: Path):
     assert "changed since the plan was made" in changed.reason
     assert isinstance(share.unchanged(Exit(code=0, stdout="absent\n"), data), Fails)
     assert isinstance(share.unchanged(Exit(code=1, stderr="x"), data), CannotTell)
+
+
+def standing_in(folder: Path, **programs: str) -> dict[str, str]:
+    """An environment whose programs of these names are scripts."""
+    folder.mkdir(exist_ok=True)
+    for name, text in programs.items():
+        (folder / name).write_text(f"#!/bin/sh\n{text}\n")
+        (folder / name).chmod(0o755)
+    return {"PATH": f"{folder}:/usr/local/bin:/usr/bin:/bin", "HOME": str(folder)}
+
+
+def asked(command: Command, environment: dict[str, str], shell: str = "dash") -> Exit:
+    ended = subprocess.run(
+        [*SHELLS[shell], "-s"],
+        input=frame(command, "marker"),
+        capture_output=True,
+        timeout=120,
+        check=False,
+        env=environment,
+    )
+    answer = unframe(ended.stdout, ended.stderr, "marker").exit
+    assert answer is not None, ended.stderr
+    return answer
+
+
+BLOCKED = 'echo $$ >>"$HOME/blocked"; exec sleep 600'
+"""A program that never comes back, as one that reads from a share without its server."""
+
+
+def gone(folder: Path) -> bool:
+    """Whether no process that was blocked is left."""
+    pids = (folder / "blocked").read_text().split()
+    assert pids
+    for _ in range(100):
+        if not any(Path(f"/proc/{pid}").exists() for pid in pids):
+            return True
+        time.sleep(0.1)
+    return False
+
+
+@pytest.mark.parametrize("shell", ["dash", "bash"])  # busybox has an `ls` of its own
+def test_a_directory_whose_server_is_gone_is_told_and_not_waited_for(
+    top: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shell: str
+):
+    quick = share.LIST.replace(f"patiently {patient.ANSWER_SECONDS} ", "patiently 1 ")
+    assert quick != share.LIST
+    monkeypatch.setattr(share, "LIST", quick)
+    answer = asked(share.look(str(top)), standing_in(tmp_path / "bin", ls=BLOCKED), shell)
+    seen = share.read(answer.stdout, source(top))
+    assert seen is not None
+    assert seen.state == "hung"
+    assert gone(tmp_path / "bin")
+    verdict = share.unchanged(answer, share.data_of(share.listing(source(top), shown(top))))
+    assert isinstance(verdict, Fails)
+    assert "not answering" in verdict.reason
+    assert "dmesg" in verdict.hint
+
+
+def copied(top: Path, tmp_path: Path, environment: dict[str, str], shell: str = "dash") -> Exit:
+    found = share.listing(source(top), shown(top))
+    return asked(
+        commands.fetch(str(tmp_path / "store" / "qwen"), "run-1", share.fetches(found), stall=1),
+        environment,
+        shell,
+    )
+
+
+@pytest.mark.parametrize("program", ["tail", "stat"])
+@pytest.mark.parametrize("shell", ["dash", "bash"])
+def test_a_copy_from_a_server_that_goes_away_ends_with_its_reason(
+    top: Path, tmp_path: Path, shell: str, program: str
+):
+    share_alone = f'case $* in *{top}*) {BLOCKED} ;; *) exec /usr/bin/{program} "$@" ;; esac'
+    answer = copied(top, tmp_path, standing_in(tmp_path / "bin", **{program: share_alone}), shell)
+    assert answer.code == 1
+    assert f"config.json: {top}/config.json gives no byte for 1 s" in answer.stderr
+    assert gone(tmp_path / "bin")
+    assert not (tmp_path / "store" / "qwen").exists()
+    assert not (tmp_path / "store" / "qwen.lease").exists()
+    assert copied(top, tmp_path, standing_in(tmp_path / "well"), shell).ok
+    assert (tmp_path / "store" / "qwen" / "model-1.safetensors").read_bytes() == FILES["model-1.safetensors"]
+
+
+def test_a_copy_that_is_slow_and_moves_is_waited_for(top: Path, tmp_path: Path):
+    slow = 'for part in 0 1 2; do /usr/bin/tail "$@" | dd bs=256000 iflag=fullblock skip=$part count=1 2>/dev/null; sleep 2; done'
+    name = f'case $* in *{top}/model-1*) {slow} ;; *) exec /usr/bin/tail "$@" ;; esac'
+    found = share.listing(source(top), shown(top))
+    command = commands.fetch(str(tmp_path / "store" / "qwen"), "run-1", share.fetches(found), stall=3)
+    answer = asked(command, standing_in(tmp_path / "bin", tail=name))
+    assert answer.ok, answer.stderr
+    assert (tmp_path / "store" / "qwen" / "model-1.safetensors").read_bytes() == FILES["model-1.safetensors"]
