@@ -49,6 +49,7 @@ def carry_of(
     if not having:
         tools.warn(f"no host can give {pin.written} to others: none that has it has a free port of its range")
         return None
+    _check_ids(dialects, having, lacking)
     name = image.id.removeprefix("sha256:")[:16]
     seen_stores = _stores(tools, f"{archive.STORE}/{name}", (*having, *lacking))
     _check_room(image.size, seen_stores, lacking)
@@ -93,6 +94,41 @@ def _reasons(
         host: refused.get(host, f"one image id on every host, and on {first} {refused[first]}")
         for host in lacking
     }
+
+
+def _check_ids(
+    dialects: Mapping[HostName, Dialect], having: Sequence[HostName], lacking: Sequence[HostName]
+) -> None:
+    """One image has two ids in two kinds of store, and neither tells the other: what came could not be recognised."""
+    known = {host: dialects[host].image_ids for host in (*having, *lacking) if dialects[host].image_ids}
+    here = next((known[host] for host in having if host in known), "")
+    other = [host for host in lacking if here and known.get(host, here) != here]
+    if not other:
+        return
+    giver = next(host for host in having if host in known)
+    raise PreflightFailed(
+        f"{len(other)} host(s) keep images in another kind of store than {giver}, where the image has another id;"
+        " nothing was changed",
+        where=", ".join(other),
+        rows=tuple(
+            ErrorRow(
+                host,
+                f"it keeps images in {_KINDS[known[host]]}, and {giver} in {_KINDS[here]}",
+                "",
+                "image-store",
+            )
+            for host in other
+        ),
+        hints=_ONE_ID,
+    )
+
+
+_ONE_ID = (
+    "give them a registry that has the image: push it there from the host that has it, and name that in engine.image",
+    """or one kind of store for all: `"features": {"containerd-snapshotter": true}`, or false, in daemon.json and a restart\
+ of docker (images and containers of the other store are hidden meanwhile)""",
+)
+_KINDS = {"manifest": "containerd's image store", "config": "Docker's older one, as podman does"}
 
 
 def _stores(tools: Tools, wanted: str, hosts: Sequence[HostName]) -> dict[HostName, HostStore]:

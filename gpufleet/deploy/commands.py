@@ -195,6 +195,7 @@ class Dialect:
         rootless: whether it runs without root, so that limits cannot be raised.
         names_devices: whether GPUs are asked for as CDI devices.
         store: directory in which it keeps images; empty when that is not known.
+        image_ids: what an image's id is a digest of, `config` or `manifest`; empty when that is not known.
     """
 
     path: str
@@ -204,6 +205,7 @@ class Dialect:
     rootless: bool
     names_devices: bool = False
     store: str = ""
+    image_ids: str = ""
 
     @classmethod
     def of(cls, runtime: RuntimeFact) -> Dialect:
@@ -217,6 +219,7 @@ class Dialect:
             rootless=bool(getattr(rootless, "value", False)),
             names_devices=runtime.names_devices,
             store=str(getattr(runtime.root, "value", "")),
+            image_ids=str(getattr(runtime.image_ids, "value", "")),
         )
 
     def script(

@@ -158,6 +158,7 @@ class RuntimeFact:
         cdi: whether CDI devices can be named.
         root: its data directory.
         by_flag: whether `--gpus` works, by the toolkit's hook or runtime.
+        image_ids: what the id of an image is a digest of: `config`, or with containerd's image store `manifest`.
     """
 
     kind: str
@@ -169,6 +170,7 @@ class RuntimeFact:
     cdi: Fact[bool]
     root: Fact[str]
     by_flag: bool = True
+    image_ids: Fact[str] = field(default=Unknown("the runtime does not say"))
 
     @property
     def names_devices(self) -> bool:

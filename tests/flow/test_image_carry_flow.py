@@ -103,6 +103,24 @@ def test_an_image_that_was_built_on_a_host_is_carried_although_a_registry_has_th
     assert not site.changes()
 
 
+def test_an_image_is_not_copied_into_another_kind_of_store(tmp_path: Path):
+    site = site_with(tmp_path)
+    for name in ("gpu-01", "gpu-03"):
+        site.fleet[name].containers.setup.containerd = True
+    before = site.containers()
+    with pytest.raises(PreflightFailed, match="another kind of store than gpu-02") as caught:
+        site.deploy()
+    assert [(row.where, "containerd" in row.message) for row in caught.value.rows] == [
+        ("gpu-01", True),
+        ("gpu-03", True),
+    ]
+    assert "registry" in caught.value.hints[0]
+    assert "containerd-snapshotter" in caught.value.hints[1]
+    assert site.containers() == before
+    site.fleet["gpu-02"].containers.setup.containerd = True
+    assert site.deploy().outcome == "committed"
+
+
 def test_a_registry_that_gives_the_image_is_used(tmp_path: Path):
     site = site_with(tmp_path)
     site.fleet.registry.unreached = set()

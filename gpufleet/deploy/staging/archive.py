@@ -135,7 +135,8 @@ if [ "$status" -ne 0 ]; then
   exit 1
 fi
 if have; then exit 0; fi
-printf 'what was loaded is not %s (%s)\\n' "$id" "$(printf '%s\\n' "$said" | tail -n 1)" >&2
+printf 'what was loaded is not %s (%s)' "$id" "$(printf '%s\\n' "$said" | tail -n 1)" >&2
+echo ': containerd and the older image store of docker give one image two ids; use a registry, or one kind of store' >&2
 exit 1
 """
 

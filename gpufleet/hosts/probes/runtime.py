@@ -109,6 +109,7 @@ def _runtime(
                 cdi=gpu.cdi,
                 root=_root(info.value),
                 by_flag=gpu.by_flag,
+                image_ids=_image_ids(kind, info.value),
             )
         ),
         tuple(symptoms),
@@ -263,6 +264,21 @@ def _root(info: Mapping[str, object]) -> Fact[str]:
         if isinstance(root, str) and root
         else Unknown("the runtime does not say where its data is")
     )
+
+
+def _image_ids(kind: str, info: Mapping[str, object]) -> Fact[str]:
+    """Docker with containerd's image store has a driver of the type `io.containerd.snapshotter.v1`
+    (docs.docker.com, "containerd image store with Docker Engine"); podman's ids are those of Docker's older store.
+    """
+    if kind == "podman":
+        return Known("config")
+    status = info.get("DriverStatus")
+    if kind != "docker" or not isinstance(status, list):
+        return Unknown(f"`{kind} info` does not say")
+    types = [
+        pair[1] for pair in status if isinstance(pair, list) and len(pair) == 2 and pair[0] == "driver-type"
+    ]
+    return Known("manifest" if any(str(one).startswith("io.containerd.") for one in types) else "config")
 
 
 def _version(info: Mapping[str, object], text: str) -> str:

@@ -219,7 +219,12 @@ def info(engine: ContainerEngine) -> dict[str, Any]:
         "Containers": len(engine.containers),
         "ContainersRunning": running,
         "Images": len(engine.images),
-        "Driver": "overlay2",
+        "Driver": "overlayfs" if engine.setup.containerd else "overlay2",
+        "DriverStatus": (
+            [["driver-type", "io.containerd.snapshotter.v1"]]
+            if engine.setup.containerd
+            else [["Backing Filesystem", "extfs"], ["Supports d_type", "true"]]
+        ),
         "DockerRootDir": "/var/lib/docker",
         "ServerVersion": engine.version,
         "CgroupDriver": "cgroupfs",

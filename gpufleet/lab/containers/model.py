@@ -18,11 +18,13 @@ class Setup:
 
     Attributes:
         rootless: it runs without root: cgroup device rules and higher limits are denied to it.
+        containerd: it keeps images in containerd's store.
         cdi: its feature `cdi` is on, so that it reads `/etc/cdi` and `/var/run/cdi`.
     """
 
     rootless: bool = False
     cdi: bool = False
+    containerd: bool = False
 
 
 class Daemon(Enum):

@@ -150,6 +150,7 @@ def test_an_archive_with_another_image_in_it_is_not_what_was_wanted_and_is_remov
     answer = loaded(two)
     assert answer.code == 1
     assert f"what was loaded is not {ID}" in answer.stderr
+    assert "use a registry, or one kind of store" in answer.stderr.splitlines()[-1]
 
 
 def test_an_image_that_was_there_or_is_used_is_never_removed(tmp_path: Path, one: House):

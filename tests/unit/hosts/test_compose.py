@@ -555,3 +555,17 @@ def test_our_own_label_tells_devices_where_nothing_else_does():
     found = container.parse(json.dumps(item))
     assert isinstance(found, Known)
     assert found.value[0].devices == ("GPU-1", "GPU-2")
+
+
+@pytest.mark.parametrize(
+    ("status", "ids"),
+    [
+        ([["driver-type", "io.containerd.snapshotter.v1"]], Known("manifest")),
+        ([["Backing Filesystem", "extfs"], ["Native Overlay Diff", "true"]], Known("config")),
+        (None, Unknown("`docker info` does not say")),
+        ("odd", Unknown("`docker info` does not say")),
+        ([["driver-type"], 3, ["driver-type", 7]], Known("config")),
+    ],
+)
+def test_what_the_id_of_an_image_is_a_digest_of(status, ids):
+    assert known(runtime_symptoms(info=info(DriverStatus=status)).runtime).image_ids == ids
