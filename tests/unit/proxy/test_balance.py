@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 
 import pytest
@@ -100,6 +101,44 @@ def test_least_busy_asks_in_the_order_of_requests_in_flight(members):
     assert [running[id_] for id_ in order] == sorted(running.values())
 
 
+@given(st.data())
+def test_between_two_turns_of_one_member_everybody_who_stayed_had_one(data):
+    """No skip and no repeat, said of every two turns: members come, go and come back between any two requests."""
+    policy = POLICIES["round-robin"]()
+    everyone = views(6)
+    turns: list[tuple[str, frozenset[str]]] = []
+    for _ in range(40):
+        present = data.draw(st.lists(st.sampled_from(everyone), min_size=1, unique_by=lambda view: view.id))
+        turns.append((policy.rank(present, KEY, random.Random(0))[0], frozenset(view.id for view in present)))
+    for second, (who, _) in enumerate(turns):
+        first = next((index for index in range(second - 1, -1, -1) if turns[index][0] == who), None)
+        if first is not None:
+            stayed = frozenset.intersection(*(ids for _, ids in turns[first : second + 1]))
+            between = {got for got, _ in turns[first:second]}
+            assert stayed <= between, (turns[first : second + 1], stayed - between)
+
+
+@pytest.mark.parametrize("count", [2, 5, 16])
+def test_chance_is_uniform_by_chi_square(count):
+    """The statistic of 1,000 draws a member stays under the 99.9 % point of chi-square; the dice are seeded."""
+    bounds = {2: 10.83, 5: 18.47, 16: 37.70}
+    for seed in range(5):
+        got = shares(POLICIES["random"](), views(count), 1000 * count, seed)
+        statistic = sum((got[view.id] - 1000) ** 2 / 1000 for view in views(count))
+        assert statistic < bounds[count], (seed, got)
+    assert shares(POLICIES["random"](), views(count), 500, 1) != shares(
+        POLICIES["random"](), views(count), 500, 2
+    )
+
+
+def test_chance_draws_the_second_attempt_as_evenly_as_the_first():
+    policy, dice, members = POLICIES["random"](), random.Random(7), views(4)
+    pairs = [tuple(policy.rank(members, KEY, dice)[:2]) for _ in range(12_000)]
+    statistic = sum((pairs.count(pair) - 1000) ** 2 / 1000 for pair in set(pairs))
+    assert len(set(pairs)) == 12
+    assert statistic < 31.26  # 99.9 % of chi-square with 11 degrees of freedom
+
+
 def test_least_busy_takes_turns_among_equals():
     policy = POLICIES["least-busy"]()
     members = [View(id="a", running=3), View(id="b", running=1), View(id="c", running=1)]
@@ -118,6 +157,61 @@ def test_weights_are_exact_over_one_cycle(weights):
     members = [View(id=f"m{number}", weight=weight) for number, weight in enumerate(weights)]
     got = shares(POLICIES["weighted-static"](), members, sum(weights))
     assert [got[view.id] for view in members] == weights
+
+
+def picks_of(policy, members, rounds):
+    return [policy.rank(members, KEY, random.Random(0))[0] for _ in range(rounds)]
+
+
+def test_weights_four_four_and_four_times_one_are_exact_over_each_twelve_and_interleaved():
+    members = [View(id=f"m{number}", weight=weight) for number, weight in enumerate([4, 4, 1, 1, 1, 1])]
+    picks = picks_of(POLICIES["weighted-static"](), members, 12 * 50)
+    for start in range(len(picks) - 11):
+        window = picks[start : start + 12]
+        assert sum(who in {"m0", "m1"} for who in window) == 8
+        assert [window.count(view.id) for view in members] == [4, 4, 1, 1, 1, 1]
+    for heavy in ("m0", "m1"):
+        turns = [index for index, who in enumerate(picks) if who == heavy]
+        gaps = {after - before for before, after in itertools.pairwise(turns)}
+        assert gaps <= {2, 3, 4}, gaps  # a quarter of the time each, never in one lump
+    heavies = "".join("h" if who in {"m0", "m1"} else "l" for who in picks)
+    assert "hhhhh" not in heavies
+    assert "lll" not in heavies
+
+
+@given(
+    before=st.lists(st.integers(0, 6), min_size=3, max_size=3).filter(any),
+    after=st.lists(st.integers(0, 6), min_size=3, max_size=3).filter(any),
+    picks=st.integers(0, 12),
+)
+def test_changed_weights_are_exact_from_the_first_pick_on(before, after, picks):
+    policy = POLICIES["weighted-static"]()
+    old, new = ([View(id=f"m{n}", weight=w) for n, w in enumerate(weights)] for weights in (before, after))
+    if before == after:
+        picks = 0
+    for _ in range(picks):
+        policy.rank(old, KEY, random.Random(0))
+    got = picks_of(policy, new, 2 * sum(after))
+    for start in range(sum(after) + 1):
+        window = got[start : start + sum(after)]
+        assert [window.count(view.id) for view in new] == after
+
+
+@given(st.data())
+def test_weights_stay_near_their_share_while_members_come_and_go(data):
+    """Nobody who stayed all the time is more than one cycle away from its share."""
+    policy = POLICIES["weighted-static"]()
+    steady = [View(id="a", weight=3), View(id="b", weight=1)]
+    others = [View(id=f"m{number}", weight=2) for number in range(3)]
+    owed, got = {"a": 0.0, "b": 0.0}, {"a": 0, "b": 0}
+    for _ in range(60):
+        present = steady + data.draw(st.lists(st.sampled_from(others), unique_by=lambda view: view.id))
+        who = policy.rank(present, KEY, random.Random(0))[0]
+        total = sum(view.weight for view in present)
+        for view in steady:
+            owed[view.id] += view.weight / total
+            got[view.id] += view.id == who
+    assert all(abs(owed[id_] - got[id_]) <= 10 for id_ in owed), (owed, got)
 
 
 def test_nobody_takes_it_when_no_weight_is_left():
