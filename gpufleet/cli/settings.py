@@ -42,6 +42,7 @@ class Settings:
         lock_wait: seconds to wait for leases that others hold.
         state_dir: journals, routes, tokens, keys; created by whoever writes there first.
         proxies: admin addresses of the proxies that are asked what is in flight before a replica is stopped.
+        proxies_named: somebody named them, so that there are no others.
     """
 
     inventory: Path | None = None
@@ -54,6 +55,7 @@ class Settings:
     quiet: bool = False
     verbose: bool = False
     proxies: tuple[str, ...] = ("127.0.0.1:8081",)
+    proxies_named: bool = False
 
     @property
     def interactive(self) -> bool:
@@ -143,6 +145,7 @@ def _settings(found: dict[str, object]) -> Settings:
         verbose=bool(found.get("verbose")),
         state_dir=expanded(str(found["state_dir"])) if "state_dir" in found else default_state_dir(),
         proxies=_proxies(),
+        proxies_named=bool(os.environ.get("GPUFLEET_PROXIES", "").strip(" ,")),
     )
     wait = str(found.get("lock_wait", "0"))
     if not wait.isdigit() or int(wait) > 86_400:

@@ -85,7 +85,7 @@ def fleet_tools(settings: Settings) -> Iterator[Tools]:
             observer=progress.Narrator(clock),
             forks=settings.forks,
         )
-        yield Tools.of(inventory, change, warn, proxies=settings.proxies)
+        yield Tools.of(inventory, change, warn, proxies=settings.proxies, named=settings.proxies_named)
 
 
 def ask_passphrase(path: str) -> Secret[str] | None:

@@ -63,10 +63,11 @@ class Tools:
         warn: Callable[[str], None] = lambda _line: None,
         *,
         proxies: Sequence[str] = (),
+        named: bool = False,
     ) -> Tools:
         """With our predicates and acts, and the store in the change's state directory.
 
-        `proxies`: admin addresses of the proxies that read this machine's route table.
+        `proxies`: admin addresses of the proxies that read this machine's route table; `named`: there are no others.
         """
         store = PoolStore(change.state_dir, change.clock)
         ours = {
@@ -83,7 +84,7 @@ class Tools:
         known = replace(
             change,
             predicates={**change.predicates, **ours},
-            acts={**change.acts, **traffic_acts.acts(store, proxies)},
+            acts={**change.acts, **traffic_acts.acts(store, proxies, named=named)},
         )
         return cls(inventory=inventory, change=known, store=store, warn=warn)
 

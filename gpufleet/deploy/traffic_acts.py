@@ -11,6 +11,7 @@ from functools import partial
 import msgspec
 
 from gpufleet.change.here import Errand, HereActs
+from gpufleet.clock import Clock
 from gpufleet.deploy.asking import PYTHON
 from gpufleet.deploy.commands import Dialect
 from gpufleet.deploy.traffic import DOWN, Place, Shift
@@ -24,7 +25,12 @@ from gpufleet.redact import scrub
 from gpufleet.remote.result import Exit, Lost
 
 READ_BY_ALL = 2.0
-"""Seconds in which every proxy reads a new route table."""
+"""Seconds in which every proxy reads a new route table, for those that nobody can ask."""
+
+READ_AT_LAST = 15.0
+"""Seconds after which a proxy that still shows the old table is not waited for any longer."""
+
+_LOOK_AGAIN = 0.1
 
 _ASK_PROXY = 2.0
 
@@ -61,10 +67,14 @@ exit 0
 _HEADING = re.compile(r"^== (state|health|metrics|log)$", re.MULTILINE)
 
 
-def acts(store: PoolStore, proxies: Sequence[str]) -> HereActs:
-    """Every act of a deploy. `proxies`: admin addresses, `host:port`, of proxies that read this machine's table."""
+def acts(store: PoolStore, proxies: Sequence[str], *, named: bool = False) -> HereActs:
+    """Every act of a deploy.
+
+    `proxies`: admin addresses, `host:port`, of proxies that read this machine's table. `named`: an operator named
+    them, so that there are no others.
+    """
     return {
-        "shift-routes": partial(_shift, store),
+        "shift-routes": partial(_shift, store, tuple(proxies), named),
         "see-routes": partial(_see_routes, store),
         "see-member": partial(_see_member, tuple(proxies)),
         "watch": partial(_watch, store, tuple(proxies)),
@@ -72,12 +82,37 @@ def acts(store: PoolStore, proxies: Sequence[str]) -> HereActs:
     }
 
 
-def _shift(store: PoolStore, errand: Errand, words: tuple[str, ...]) -> Exit:
+def _shift(
+    store: PoolStore,
+    proxies: Sequence[str],
+    named: bool,  # noqa: FBT001 - bound once, in `acts`
+    errand: Errand,
+    words: tuple[str, ...],
+) -> Exit:
     shift = msgspec.json.decode(words[0], type=Shift)
     before = store.routes().generation
     if store.publish(lambda table: _shifted(table, shift)).generation != before:
-        errand.clock.sleep(READ_BY_ALL)
+        _wait_for_readers(errand.clock, shift, proxies, named=named)
     return Exit(code=0)
+
+
+def _wait_for_readers(clock: Clock, shift: Shift, proxies: Sequence[str], *, named: bool) -> None:
+    """Until every proxy sends requests as the shift says; those that cannot be asked get their time."""
+    began, asked = clock.monotonic(), list(proxies)
+    told = 0
+    while True:
+        for proxy in tuple(asked):
+            read = has_read(proxy, shift)
+            if read is not False:
+                asked.remove(proxy)
+                told += read is True
+        waited = clock.monotonic() - began
+        known = named and told == len(proxies) > 0
+        if not asked and (known or waited >= READ_BY_ALL):
+            return
+        if waited >= READ_AT_LAST:
+            return
+        clock.sleep(_LOOK_AGAIN if asked else READ_BY_ALL - waited)
 
 
 def _see_routes(store: PoolStore, errand: Errand, words: tuple[str, ...]) -> Exit:
@@ -176,6 +211,26 @@ def in_flight(proxy: str, place: Place) -> int | None:
     return sum(found) if found else None
 
 
+def has_read(proxy: str, shift: Shift) -> bool | None:
+    """Whether one proxy sends requests as the shift says; None when it does not answer or does not serve the pool."""
+    content = _page(proxy, "/admin/members")
+    try:
+        page = msgspec.json.decode(content or b"", type=_Page)
+    except msgspec.MsgspecError:
+        return None
+    pool = next((pool for pool in page.pools if pool.pool == shift.pool), None)
+    if pool is None:
+        return None
+    shown = {member.endpoint: member for member in pool.members}
+    left = {one.url for one in shift.after}
+    return not any(one.url in shown for one in shift.before if one.url not in left) and all(
+        one.url in shown
+        and shown[one.url].weight == one.weight
+        and (one.state == "active" or shown[one.url].state == one.state)
+        for one in shift.after
+    )
+
+
 def _page(proxy: str, path: str) -> bytes | None:
     """One page of a proxy's admin address; None when it does not come."""
     host, _, port = proxy.rpartition(":")
@@ -195,9 +250,11 @@ class _Member(msgspec.Struct, frozen=True):
     endpoint: str
     state: str
     in_flight: int
+    weight: int | None = None
 
 
 class _Pool(msgspec.Struct, frozen=True):
+    pool: str
     members: tuple[_Member, ...]
 
 
