@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from gpufleet.proxy.decide.balance.api import Policy, RequestKey
+from gpufleet.proxy.decide.load import Load
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,14 +17,15 @@ class View:
     id: str
     running: int = 0
     weight: int = 1
+    load: Load = field(default_factory=Load, compare=False)
 
 
 KEY = RequestKey(model="m")
 
 
-def views(count: int, **fields: int) -> list[View]:
+def views(count: int, *, running: int = 0, weight: int = 1) -> list[View]:
     """Idle members of weight 1."""
-    return [View(id=f"gpu-{number}/0", **fields) for number in range(count)]
+    return [View(id=f"gpu-{number}/0", running=running, weight=weight) for number in range(count)]
 
 
 def shares(policy: Policy, members: list[View], rounds: int, seed: int = 1) -> Counter[str]:

@@ -18,6 +18,7 @@ from gpufleet.proxy.decide.balance.api import Policy
 from gpufleet.proxy.decide.balance.policies import POLICIES
 from gpufleet.proxy.decide.engine_load import EngineLoad
 from gpufleet.proxy.decide.health import Health, Observation, Verdict, eligible, evolve, expire, share
+from gpufleet.proxy.decide.load import Load
 from gpufleet.proxy.run.key_reference import resolve
 from gpufleet.proxy.run.upstream import ConnectionPool
 
@@ -60,6 +61,7 @@ class Member:
         "served",
         "url",
         "warmth",
+        "work",
     )
 
     def __init__(self, route: EndpointRoute, loop: asyncio.AbstractEventLoop, connect_timeout: float) -> None:
@@ -85,6 +87,7 @@ class Member:
         self.key = b""
         self.connections = ConnectionPool(host, port, loop, connect_timeout)
         self.health = Health()
+        self.work = Load()
         self.running = 0
         """Requests in flight; taken and given back exactly once each."""
         self.elsewhere = 0
@@ -95,12 +98,13 @@ class Member:
 class Seat:
     """A member's place in one pool: what a policy sees."""
 
-    __slots__ = ("draining", "id", "member", "pool", "tail", "weight")
+    __slots__ = ("draining", "id", "load", "member", "pool", "tail", "weight")
 
     def __init__(self, pool: str, member: Member, weight: int, *, draining: bool) -> None:
         self.pool = pool
         self.id = member.id
         self.member = member
+        self.load = member.work
         self.weight = weight
         self.draining = draining
         self.tail = f"x-gpufleet-pool: {pool}\r\nx-gpufleet-endpoint: {member.id}\r\n".encode()

@@ -6,9 +6,12 @@ choose a dead member. A policy orders the rest; the order is the order of attemp
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
+
+from gpufleet.proxy.decide.load import Load
 
 
 class Dice(Protocol):
@@ -39,14 +42,26 @@ class EndpointView(Protocol):
         """The share that an operator gave; 0 takes nothing."""
         ...
 
+    @property
+    def load(self) -> Load:
+        """All that it has to do, the same object for as long as the view lives."""
+        ...
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestKey:
-    """What a policy may know of a request."""
+    """What a policy may know of a request.
+
+    Attributes:
+        blocks: keys of the prompt's blocks, each depending on all before it; empty unless a policy asks for them.
+        tokens: what the whole prompt takes, estimated.
+        session: what its sender calls the conversation; empty: nothing.
+    """
 
     model: str = ""
-    prefix: bytes | None = None
+    blocks: Sequence[int] = ()
     tokens: int = 0
+    session: str = ""
 
 
 class Policy(Protocol):
@@ -55,3 +70,25 @@ class Policy(Protocol):
     def rank(self, views: Sequence[EndpointView], key: RequestKey, dice: Dice) -> Sequence[str]:
         """Ids of `views` in the order of attempts; no other ids, none twice. Empty: nobody takes it."""
         ...
+
+
+class Learner(ABC):
+    """A policy that wants to know the prompt, and what became of each attempt."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def rank(self, views: Sequence[EndpointView], key: RequestKey, dice: Dice) -> Sequence[str]:
+        """See `Policy`."""
+
+    @abstractmethod
+    def sent(self, member: str, key: RequestKey, cache_tokens: int | None) -> int:
+        """An attempt begins: how many tokens of the prompt the member has to read, as far as is known."""
+
+    @abstractmethod
+    def answered(self, member: str, tokens: int, seconds: float) -> None:
+        """A first byte came after so long; so many tokens were to be read until then, those ahead of it included."""
+
+    @abstractmethod
+    def forget(self, member: str) -> None:
+        """The member was gone: nothing that was learnt of its cache holds."""
