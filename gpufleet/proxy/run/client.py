@@ -19,6 +19,7 @@ from gpufleet.proxy.decide.balance.api import RequestKey
 from gpufleet.proxy.run.admission import Asked, admit
 from gpufleet.proxy.run.catalogue import choose_pool, models_answer
 from gpufleet.proxy.run.request import Exchange
+from gpufleet.proxy.run.sockets import reset
 from gpufleet.proxy.run.state import ProxyState
 from gpufleet.proxy.run.upload import UPLOAD_FROM, Upload, listen_by
 from gpufleet.proxy.run.upstream import no_delay
@@ -344,7 +345,7 @@ class ClientConnection(asyncio.Protocol):
         """The answer stays a torso."""
         self._exchange = None
         if hard and self._transport is not None:
-            self._transport.abort()
+            reset(self._transport)
         else:
             self._close()
 

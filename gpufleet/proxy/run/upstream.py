@@ -155,6 +155,11 @@ class UpstreamConnection(asyncio.Protocol):
         if self.transport is not None:
             self.transport.abort()
 
+    def abandon(self) -> None:
+        """Nobody waits for it to be made. uvloop closes such a socket itself and never tells that it is lost."""
+        self.close()
+        self.owner.open.discard(self)
+
     def pause(self) -> None:
         """The client does not keep up."""
         if self.transport is not None and not self.transport.is_closing():
@@ -206,12 +211,12 @@ class ConnectionPool:
             async with asyncio.timeout(self.timeout):
                 await self.loop.create_connection(lambda: connection, self.host, self.port)
         except TimeoutError:
-            connection.close()
+            connection.abandon()
             exchange.on_connect_failed(f"no connection within {self.timeout:g} s")
         except (OSError, UnicodeError) as error:
             exchange.on_connect_failed(getattr(error, "strerror", None) or str(error))
         except asyncio.CancelledError:
-            connection.close()
+            connection.abandon()
             raise
         else:
             if connection.transport is None:
