@@ -249,7 +249,9 @@ if locate nvidia-smi '/usr/lib/wsl/lib /run/nvidia/driver/usr/bin /usr/local/nvi
             case $become:$answer in
               never:*) ;;
               *'Insufficient Permissions'*)
-                again=$($limit sudo -n "$smi" mig "-$table" </dev/null) && answer=$again status=0
+                again=$($limit sudo -n "$smi" mig "-$table" </dev/null)
+                asroot=$?
+                if [ -n "$again" ]; then answer=$again status=$asroot; fi
                 ;;
             esac
             printf '%s\\n' "$answer"

@@ -17,7 +17,7 @@ import json
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -92,6 +92,9 @@ def write(standing: Standing) -> None:
 def changing(folder: Path, built_in: Path) -> Iterator[Standing]:
     """The state under its lock; kept at the end, also after a failure half way."""
     with (folder / "lock").open("a") as file:
+        # Whoever comes first makes it, and that may be root: any account that looks takes this lock, too.
+        with suppress(PermissionError):
+            os.fchmod(file.fileno(), 0o666)
         fcntl.flock(file, fcntl.LOCK_EX)
         standing = read(folder, built_in)
         try:

@@ -184,6 +184,40 @@ def test_a_user_id_that_only_begins_with_0_is_not_root(machine, shell):
     assert machine.ask(shell).sudo == Known(False)
 
 
+@pytest.mark.parametrize("shell", ASKING, ids=" ".join)
+@pytest.mark.parametrize(
+    ("told", "status", "known"),
+    [
+        ("No GPU instances found: Not Found", 6, True),
+        ("|   0  MIG 1g.10gb          19        7          0:1     |", 0, True),
+        ("", 1, False),  # sudo that wants a password prints nothing here
+    ],
+)
+def test_what_nvidia_smi_tells_root_is_taken_however_it_ends(machine, shell, told, status, known):
+    refused = ("Insufficient Permissions", 4)
+    on = "0, GPU-0d0831da-0c98-2717-6446-8acd91d39b65, NVIDIA H100, 00000000:01:00.0, 580.95.05, 81559, 0, 30, [N/A], Enabled, Enabled"
+    machine.says(
+        "nvidia-smi",
+        {
+            "-L": ("GPU 0: NVIDIA H100 (UUID: GPU-0d0831da-0c98-2717-6446-8acd91d39b65)", 0),
+            "--format=csv,noheader,nounits": (on, 0),
+            "-q": ("", 255),
+            "-lgi": refused,
+            "-lci": refused,
+        },
+    )
+    machine.program("sudo", f"[ -z '{told}' ] || echo '{told}'; exit {status}")
+    seen = machine.ask(shell)
+    assert isinstance(seen.gpus, Known)
+    (gpu,) = seen.gpus.value
+    assert gpu.mig.current == Known(True)
+    assert isinstance(gpu.mig.gpu_instances, Known) == known, gpu.mig.gpu_instances
+    if known:
+        assert len(gpu.mig.gpu_instances.value) == (status == 0)
+    else:
+        assert "Insufficient Permissions" in gpu.mig.gpu_instances.reason
+
+
 @pytest.mark.skipif(not shutil.which("timeout"), reason="timeout is not installed")
 def test_a_program_that_hangs_costs_its_own_answer_alone(machine):
     machine.program("docker", "sleep 30")

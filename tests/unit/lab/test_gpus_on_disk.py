@@ -156,3 +156,12 @@ def test_changes_do_not_meet(host):
     ]
     assert sorted(one.wait(timeout=60) for one in running) == [0, 0, 0, 0, 23]
     assert host.smi("-L")[1].count("1g.10gb") == 4
+
+
+def test_the_lock_of_root_is_one_that_others_can_take(host):
+    before = os.umask(0o077)
+    try:
+        assert host.arrange("mishap", "-lgi", "Unknown Error") == 0
+    finally:
+        os.umask(before)
+    assert (host.folder / "lock").stat().st_mode & 0o777 == 0o666
