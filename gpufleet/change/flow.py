@@ -172,7 +172,8 @@ def take_up(run: RunId, tools: Tools, goal: Goal, *, resolve: Resolve, on_commit
             try:
                 state = evolve(before, reopened)
             except IllegalEvent as error:
-                raise Refused(str(error), where=f"run {run}") from error
+                hints = (f"gpufleet change resume {run}",) if goal is Goal.UNDO else ()
+                raise Refused(str(error), where=f"run {run}", hints=hints) from error
             again = tuple(file.records)
             _patiently(tools, lambda: keeper.take(head.hosts, file.records[0], again=again))
             mirror = Mirror(head.plan)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import errno
+import json
+import os
 import resource
 import threading
 
 import pytest
 
+from gpufleet.change.records import journal_file
 from gpufleet.errors import FleetError
 from tests.cli.test_two_operators_cli import ann as desk
 from tests.cli.test_two_operators_cli import held
@@ -83,6 +87,43 @@ def test_a_full_local_disk_is_told_before_anything_is_done(desk):
     assert str(desk.state) in answer["error"]["where"]
     assert empty(desk)
     assert desk.json("pool", "deploy", "chat", "--yes")["outcome"] == "committed"
+
+
+@pytest.mark.parametrize("lines", [0, 1, 2, 5, 9, 14, 17, 18, 19])
+def test_a_local_disk_that_fills_up_on_the_way_loses_nothing(desk, monkeypatch, lines):
+    """After so many lines of the journal nothing more fits; with room again the run is finished as is advised."""
+    append, written = journal_file._write_whole, []
+
+    def fills_up(number, content):
+        written.append(content)
+        if len(written) > lines:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return append(number, content)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(journal_file, "_write_whole", fills_up)
+        answer = desk.json("pool", "deploy", "chat", "--yes")
+    assert answer["exit"] in ({8} if not lines else {8, 11})
+    assert "No space left on device" in answer["error"]["message"]
+    runs = desk.json("change", "list")["runs"]
+    if runs:
+        (command, *others) = runs[0]["next"]
+        assert len(others) == (lines < 19)  # what has begun to publish is finished
+        assert desk.json(*command.split()[1:], "--yes")["outcome"] == "committed"
+        assert desk.json("pool", "drift", "chat")["findings"] == []
+    else:
+        assert empty(desk)
+    assert desk.json("pool", "deploy", "chat", "--yes")["outcome"] in {"committed", "no_change"}
+    assert [len(found) for found in desk.containers().values()] == [1, 1]
+
+
+def test_a_journal_that_lost_its_beginning_is_made_whole_from_the_hosts(held, ann):
+    path = journal(ann, held)
+    path.write_bytes(path.read_bytes()[:200] + bytes(64))  # as a power cut leaves files
+    refused = ann.json("change", "undo", held)
+    assert (refused["exit"], "--from HOST" in json.dumps(refused["error"])) == (2, True)
+    assert ann.json("change", "undo", held, "--from", "gpu-02")["outcome"] == "rolled_back"
+    assert empty(ann)
 
 
 def test_a_host_that_left_the_inventory_keeps_its_replica_in_mind(desk):

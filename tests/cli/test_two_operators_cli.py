@@ -126,6 +126,19 @@ def test_another_operator_ends_the_run_from_the_copies_on_the_hosts(held, ann, b
     assert all(not found for found in ann.containers().values())
 
 
+def test_a_dead_holder_of_hosts_whose_clock_went_back_holds_them_no_longer_than_any(held, ann, ben):
+    ann.fleet.clock.elapsed -= 86_400
+    deploy = ("pool", "deploy", "other", "--model", "m", "--image", "vllm/vllm-openai:v0.20.0", "--yes")
+    assert ben.json(*deploy)["error"]["code"] == "lease-held"
+    ann.fleet.clock.sleep(lease.EXPIRES + 1)
+    refused = ben.json(*deploy)
+    assert (refused["exit"], f"change undo {held}" in json.dumps(refused["error"])) == (6, True)
+    undo = ("change", "undo", held, "--from", "gpu-01")
+    assert ben.json(*undo)["error"]["where"] == "gpu-02"  # which nobody had asked since
+    assert ben.json(*undo, "--lock-wait", str(2 * lease.EXPIRES))["outcome"] == "rolled_back"
+    assert all(not found for found in ann.containers().values())
+
+
 def test_a_broken_lease_is_audited(held, ann, ben):
     assert ben.json("change", "unlock", "gpu-01", "--yes")["exit"] == 2  # a reason is asked for
     answer = ben.json("change", "unlock", "gpu-01", "--reason", "laptop died", "--yes")

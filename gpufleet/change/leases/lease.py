@@ -3,7 +3,8 @@
 Theory of operation. `~/.gpufleet/lease` is made by `mkdir`, which succeeds for one taker only. In it `lease.json` says
 who holds it, and a file named after the holder's token carries the last heartbeat in seconds of the *host's own*
 clock: two machines' clocks are never compared. A lease without a heartbeat for `EXPIRES` seconds has expired; one
-whose taker died between `mkdir` and `lease.json` counts from the folder's own time.
+whose taker died between `mkdir` and `lease.json` counts from the folder's own time. A heartbeat that lies ahead shows
+that the clock went back: whoever wants the lease writes it anew, and a holder that lives has as long as any to renew it.
 
 A lease is taken over by moving its folder away, which again succeeds for one taker only, guarded by a folder named
 after the old token so that nobody can move the folder of a newer holder. Taken over without asking is only
@@ -124,6 +125,8 @@ read_lease() {
   beat=$(cat "$lease/beat-$token" 2>/dev/null)
   [ -n "$beat" ] || beat=$(stat -c %Y "$lease" 2>/dev/null)
   age=$((now - ${beat:-$now}))
+  ahead=no
+  if [ "$age" -lt 0 ]; then ahead=yes age=0; fi
   standing=held
   [ "$age" -le EXPIRES ] || standing=expired
   open=no
@@ -150,6 +153,9 @@ while ! mkdir "$lease" 2>/dev/null; do
     if [ "$attempt" -gt 5 ]; then printf '%s full\\n' 'WORD'; exit 0; fi
     attempt=$((attempt + 1))
     continue
+  fi
+  if [ "$ahead" = yes ]; then
+    if [ -n "$token" ]; then date +%s >"$lease/beat-$token"; else touch "$lease"; fi 2>/dev/null
   fi
   mine=no
   if [ "$run" = "$2" ] && { [ "$seat" = "$3" ] || [ "$standing" = expired ]; }; then mine=yes; fi
@@ -183,8 +189,8 @@ _MOVE = """\
     rm -rf "$root/was-$over-$1"
     rmdir "$mark"
   else
-    made=$(stat -c %Y "$mark" 2>/dev/null)
-    [ $(($(date +%s) - ${made:-0})) -le 120 ] || rmdir "$mark" 2>/dev/null
+    made=$(($(date +%s) - $(stat -c %Y "$mark" 2>/dev/null || echo 0)))
+    if [ "$made" -gt 120 ] || [ "$made" -lt 0 ]; then rmdir "$mark" 2>/dev/null; fi
     sleep 1
   fi
 """

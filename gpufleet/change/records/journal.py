@@ -170,7 +170,10 @@ def opening(records: Iterable[Record], resolve: Resolve) -> Opening:
     """What the first record says. Raises JournalError when it is no opening."""
     first = next(iter(records), None)
     if first is None or not isinstance(first.body, Opened):
-        raise JournalError("the journal does not begin with the plan of its run")
+        raise JournalError(
+            "the journal does not begin with the plan of its run",
+            hints=("hosts that the run touched keep copies: add `--from HOST` to make it whole",),
+        )
     body = first.body
     return Opening(
         run=RunId(body.run),

@@ -147,6 +147,40 @@ def test_the_same_run_from_the_same_seat_takes_over_at_once_and_from_another_not
     assert take(hosts, again).standing is Standing.TAKEN
 
 
+def test_a_host_whose_clock_went_back_holds_no_lease_longer_than_any(hosts):
+    """The holder died, and the host's clock is a day behind its last heartbeat."""
+    old = granted(hosts, holder(1))
+    make_old(hosts, -86_400)
+    shown = ask(hosts, lease.show())
+    assert shown.holder is not None
+    assert (shown.standing, shown.holder.age) == (Standing.HELD, 0)
+    assert take(hosts, holder(2)).standing is Standing.HELD  # it may live, and renew it
+    beat = hosts.home(HOST) / ".gpufleet" / "lease" / f"beat-{old.token}"
+    assert int(beat.read_text()) <= int(time.time())
+    assert ask(hosts, lease.renew(old)).standing is Standing.RENEWED
+    make_old(hosts)
+    assert take(hosts, holder(2)).standing is Standing.TAKEN
+
+
+def test_a_half_made_lease_of_a_later_time_blocks_no_longer_than_any(hosts):
+    folder = hosts.home(HOST) / ".gpufleet" / "lease"
+    folder.mkdir(parents=True)
+    os.utime(folder, (time.time() + 86_400,) * 2)
+    assert take(hosts, holder(1)).standing is Standing.HELD
+    assert folder.stat().st_mtime <= time.time() + 1
+    make_old(hosts)
+    assert take(hosts, holder(1)).standing is Standing.TAKEN
+
+
+def test_an_abandoned_takeover_of_a_later_time_does_not_block(hosts):
+    granted(hosts, holder(1))
+    make_old(hosts)
+    mark = hosts.home(HOST) / ".gpufleet" / f"over-{holder(1).token}"
+    mark.mkdir()
+    os.utime(mark, (time.time() + 86_400,) * 2)
+    assert take(hosts, holder(2)).standing is Standing.TAKEN
+
+
 def test_a_heartbeat_keeps_it(hosts):
     grant = granted(hosts, holder(1))
     make_old(hosts)
