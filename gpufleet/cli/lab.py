@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from gpufleet.cli import lab_replay
 from gpufleet.cli.console import Answer, finish, note
 from gpufleet.cli.settings import current
 from gpufleet.errors import ExitCode, UsageError
@@ -108,6 +109,36 @@ def down(directory: Folder = None) -> None:
             exit=ExitCode.OK,
             fields={"ended": lab is not None, "directory": str(folder.path)},
             text="the lab is down" if lab is not None else "no lab ran",
+        )
+    )
+
+
+@app.command()
+def replay(
+    trace: lab_replay.Source,
+    policy: lab_replay.Policies = None,
+    members: lab_replay.Members = 8,
+    cache: lab_replay.Cache = 512_000,
+    prefill: lab_replay.Prefill = 16_000.0,
+    decode: lab_replay.Decode = 0.025,
+    speed_up: lab_replay.SpeedUp = 1.0,
+    first: lab_replay.First = None,
+    speeds: lab_replay.Speeds = "",
+    seed: lab_replay.Seed = 1,
+) -> None:
+    """Compare balancing policies on a trace or on made traffic, in virtual time; the policies are those that the proxy runs."""
+    raise finish(
+        lab_replay.run(
+            trace,
+            policy=policy,
+            members=members,
+            cache=cache,
+            prefill=prefill,
+            decode=decode,
+            speed_up=speed_up,
+            first=first,
+            speeds=speeds,
+            seed=seed,
         )
     )
 

@@ -21,7 +21,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Final
 
-RENT: Final = 128.0
+RENT: Final = 512.0
 """Tokens a request spends on spreading the beginning that it shares with others."""
 UNKNOWN_TOKENS: Final = 400_000
 """What a member's cache is taken to hold before it says. Too big costs little, too small much."""

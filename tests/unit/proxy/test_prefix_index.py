@@ -119,23 +119,23 @@ def test_members_that_are_replaced_for_ever_leave_nothing_behind():
 
 def test_what_many_share_is_paid_for_before_it_counts_as_everywhere():
     index = PrefixIndex(BLOCK)
-    system = ("system", 1, 2, 3)  # 1,024 tokens
-    needed = 1024 / RENT
+    system = ("system", *range(31))  # 8,192 tokens
+    needed = 32 * BLOCK / RENT
     asked = 0
-    while not index.common(chain(*system, "next"), 4):
+    while not index.common(chain(*system, "next"), 32):
         index.enter("a", chain(*system, f"user {asked}"), None)
         asked += 1
     assert needed <= asked <= needed + 1
     index.enter("b", chain(*system, "somebody"), None)  # reads it: paid for
-    assert not index.common(chain(*system, "next"), 4)
+    assert not index.common(chain(*system, "next"), 32)
 
 
-def test_the_turns_of_a_conversation_pay_for_nothing():
+def test_the_turns_of_a_conversation_keep_it_where_it_is():
     index = PrefixIndex(BLOCK)
     words = [f"turn {number}" for number in range(60)]
     for turn in range(2, 60, 2):
         index.enter("a", chain(*words[:turn]), None)
-        assert not index.common(chain(*words), turn)
+        assert index.common(chain(*words), turn) * BLOCK <= RENT  # each turn pays for another place
 
 
 @given(seed=st.integers(0, 2**32), spread=st.integers(2, 8))
