@@ -205,7 +205,7 @@ def keep_adapters(store: PoolStore, context: Mapping[str, str]) -> None:
 
 
 def keep_recut(store: PoolStore, context: Mapping[str, str]) -> None:
-    """Write down which slices the members have now, and which members are no more; the routes say so already."""
+    """Write down which slices the members have now, and take those that are no more out of the routes."""
     moved = {one.url: one for one in msgspec.json.decode(context["moved"], type=list[Moved])}
     lost = frozenset(msgspec.json.decode(context["lost"], type=list[str]))
     with store.alone():
@@ -216,6 +216,12 @@ def keep_recut(store: PoolStore, context: Mapping[str, str]) -> None:
             written = tuple(item for item in kept if item is not None)
             if known is not None and written != items:
                 store.save(name, msgspec.structs.replace(known, endpoints=written))
+    owners = {url: one.pool for url, one in moved.items()}
+
+    def gone(pool: str, url: str) -> bool:
+        return url in lost or owners.get(url, pool) != pool
+
+    store.publish(lambda table: membership.without_members(table, gone))
 
 
 def _recut(item: record.EndpointRecord, moved: Moved | None, pool: PoolName) -> record.EndpointRecord | None:

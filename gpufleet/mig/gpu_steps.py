@@ -1,6 +1,9 @@
 """The steps that change the layout of one GPU, one slice a step, each with the undo that brings the exact place back.
 
-    mode -> destroy, one after the other -> create, one after the other -> the layout looked at as a whole
+    remember -> mode -> destroy, one after the other -> create, one after the other -> look at the layout as a whole
+
+The first does nothing and is undone last: then the whole former layout is brought back and looked at, slices that the
+change keeps among it, since a host that is booted in between loses all of them.
 
 They are strictly one after the other, so that an undo makes room before it makes slices. A slice that goes and comes
 back in the same change, because the mode takes everything, is none of these steps: a mode is only switched on, and a
@@ -44,11 +47,26 @@ class GpuChange:
 
     def steps(self, after: frozenset[StepId]) -> tuple[Step, ...]:
         """All of them, in their order; the last one knows the whole layout."""
-        made: list[Step] = [self._mode()] if self.switch_on else []
+        made = [self._remember(), *([self._mode()] if self.switch_on else [])]
         made += [self._destroy(one) for one in self.change.destroy]
         made += [self._create(one) for one in self.change.create]
         made.append(self._whole())
         return tuple(_chained(made, after))
+
+    def _remember(self) -> Step:
+        former = (*self.change.keep, *self.change.destroy)
+        on = not self.switch_on
+        back = instances.restore(self.target, former, self.bare, on=on, reset=self.resets)
+        return Step(
+            id=StepId(f"layout-before-{self.host}{self.tail}"),
+            host=self.host,
+            title="remember the layout for the way back",
+            do=(),
+            undo=(back,),
+            verify=instances.exactly(self.target, former, self.bare, on=on),
+            absent=instances.exactly(self.target, former, self.bare, on=on),
+            phase="look",
+        )
 
     def _mode(self) -> Step:
         return Step(
@@ -56,7 +74,7 @@ class GpuChange:
             host=self.host,
             title="switch MIG on" + (", with a reset of this GPU" if self.resets else ""),
             do=(instances.mode(self.target, on=True, reset=self.resets),),
-            undo=(instances.mode(self.target, on=False, reset=self.resets),),
+            undo=(instances.mode(self.target, on=False, reset=self.resets, insist=True),),
             verify=instances.in_mode(self.target, on=True),
             absent=instances.in_mode(self.target, on=False),
             phase="mode",
@@ -69,7 +87,7 @@ class GpuChange:
             host=self.host,
             title=f"destroy {slice_}",
             do=(instances.destroy(self.target, slice_),),
-            undo=(instances.create(self.target, slice_, compute=compute),),
+            undo=(instances.create(self.target, slice_, compute=compute, insist=True),),
             verify=instances.gone(self.target, slice_),
             absent=instances.there(self.target, slice_, compute=compute),
             phase="destroy",
@@ -81,7 +99,7 @@ class GpuChange:
             host=self.host,
             title=f"create {slice_}",
             do=(instances.create(self.target, slice_),),
-            undo=(instances.destroy(self.target, slice_),),
+            undo=(instances.destroy(self.target, slice_, insist=True),),
             verify=instances.there(self.target, slice_),
             absent=instances.gone(self.target, slice_),
             phase="create",

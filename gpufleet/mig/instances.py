@@ -38,7 +38,7 @@ first() {
     esac
   done
 }
-# A driver that fails to tell is asked again; then status 1, and the reason.
+# The rows of a table. A driver that fails to tell is asked again; then status 1, and the reason.
 listed() {
   for pause in 1 2 0; do
     table=$(nvidia-smi mig -i "$gpu" "$1" 2>&1 </dev/null)
@@ -46,7 +46,7 @@ listed() {
     *"No GPU instances found"* | *"No compute instances found"* | *"No MIG-enabled devices found"*) return 0 ;;
     *Failed* | *Unable* | *Error*) ;;
     *" MIG "*)
-      printf '%s\\n' "$table"
+      printf '%s\\n' "$table" | grep ' MIG '
       return 0 ;;
     esac
     sleep "$pause"
@@ -74,84 +74,120 @@ unread() {
 }
 """
 
-CREATE = """
-profile=$1 start=$2 compute=$3
-said=
-gi=$(instance "$profile" "$start") || unread
-if [ -z "$gi" ]; then
-  if [ -n "$compute" ]; then
-    said=$(nvidia-smi mig -i "$gpu" -cgi "$profile:$start" -C 2>&1 </dev/null)
+_MAKE = """
+# A profile at a start, with a compute instance unless the third word is empty; of a part only the rest is made. Between
+# two tries it waits as long as `$pauses` says: on the way back a driver that is busy for a moment is asked again.
+make() {
+  found= said=
+  for pause in $pauses; do
+    gi=$(instance "$1" "$2") || unread
+    if [ -z "$gi" ]; then
+      if [ -n "$3" ]; then
+        said=$(nvidia-smi mig -i "$gpu" -cgi "$1:$2" -C 2>&1 </dev/null)
+      else
+        said=$(nvidia-smi mig -i "$gpu" -cgi "$1:$2" 2>&1 </dev/null)
+      fi
+      gi=$(instance "$1" "$2") || unread
+    fi
+    if [ -n "$gi" ] && [ -z "$3" ]; then return 0; fi
+    if [ -n "$gi" ]; then
+      found=$(computes "$gi") || unread
+      if [ -z "$found" ]; then
+        said=$(nvidia-smi mig -i "$gpu" -gi "$gi" -cci 2>&1 </dev/null)
+        found=$(computes "$gi") || unread
+      fi
+      if [ -n "$found" ]; then return 0; fi
+    fi
+    sleep "$pause"
+  done
+  if [ -z "$gi" ]; then
+    echo "$1 at $2 was not made: $(first "$said")" >&2
   else
-    said=$(nvidia-smi mig -i "$gpu" -cgi "$profile:$start" 2>&1 </dev/null)
+    echo "$1 at $2 has no compute instance: $(first "$said")" >&2
   fi
-  gi=$(instance "$profile" "$start") || unread
-fi
-if [ -z "$gi" ]; then
-  echo "$profile at $start was not made: $(first "$said")" >&2
   exit 1
-fi
-if [ -z "$compute" ]; then exit 0; fi
-found=$(computes "$gi") || unread
-if [ -z "$found" ]; then
-  said=$(nvidia-smi mig -i "$gpu" -gi "$gi" -cci 2>&1 </dev/null)
-  found=$(computes "$gi") || unread
-fi
-if [ -z "$found" ]; then
-  echo "$profile at $start has no compute instance: $(first "$said")" >&2
-  exit 1
-fi
+}
 """
+
+CREATE = (
+    _MAKE
+    + """
+pauses=$4
+make "$1" "$2" "$3"
+"""
+)
 
 DESTROY = """
-profile=$1 start=$2
-gi=$(instance "$profile" "$start") || unread
-if [ -z "$gi" ]; then exit 0; fi
-found=$(computes "$gi") || unread
-for ci in $found; do
-  said=$(nvidia-smi mig -i "$gpu" -gi "$gi" -ci "$ci" -dci 2>&1 </dev/null)
+profile=$1 start=$2 pauses=$3
+for pause in $pauses; do
+  gi=$(instance "$profile" "$start") || unread
+  if [ -z "$gi" ]; then exit 0; fi
+  found=$(computes "$gi") || unread
+  for ci in $found; do
+    said=$(nvidia-smi mig -i "$gpu" -gi "$gi" -ci "$ci" -dci 2>&1 </dev/null)
+  done
+  left=$(computes "$gi") || unread
+  if [ -z "$left" ]; then
+    said=$(nvidia-smi mig -i "$gpu" -gi "$gi" -dgi 2>&1 </dev/null)
+    gi=$(instance "$profile" "$start") || unread
+    if [ -z "$gi" ]; then exit 0; fi
+  fi
+  sleep "$pause"
 done
-left=$(computes "$gi") || unread
-if [ -n "$left" ]; then
-  echo "$profile at $start keeps its compute instance: $(first "$said")" >&2
-  exit 1
-fi
-said=$(nvidia-smi mig -i "$gpu" -gi "$gi" -dgi 2>&1 </dev/null)
-gi=$(instance "$profile" "$start") || unread
-if [ -n "$gi" ]; then
-  echo "$profile at $start is still there: $(first "$said")" >&2
-  exit 1
-fi
+echo "$profile at $start is still there: $(first "$said")" >&2
+exit 1
 """
 
-MODE = """
-wanted=$1 reset=$2
+_SWITCH = """
 modes() { nvidia-smi -i "$gpu" --query-gpu=mig.mode.current,mig.mode.pending --format=csv,noheader 2>&1 </dev/null; }
-number=0
-if [ "$wanted" = Enabled ]; then number=1; fi
-now=$(modes)
-case $now in
-"$wanted, $wanted") exit 0 ;;
-Enabled,* | Disabled,*) ;;
-*)
-  echo "the MIG mode of $gpu cannot be read: $now" >&2
-  exit 1 ;;
-esac
-said=$(nvidia-smi -i "$gpu" -mig "$number" 2>&1 </dev/null)
-now=$(modes)
-case $now in
-"$wanted, $wanted") exit 0 ;;
-*", $wanted")
-  if [ -n "$reset" ]; then
-    printf '%s\\n' "$said"
-    said=$(nvidia-smi -i "$gpu" --gpu-reset 2>&1 </dev/null)
+# MIG `Enabled` or `Disabled`; with a reset of this GPU when it is pending and the second word is not empty.
+switch() {
+  number=0
+  if [ "$1" = Enabled ]; then number=1; fi
+  for pause in $pauses; do
     now=$(modes)
-  fi ;;
-esac
-if [ "$now" != "$wanted, $wanted" ]; then
-  echo "MIG is not $wanted: $(first "$said")" >&2
+    case $now in
+    "$1, $1") return 0 ;;
+    Enabled,* | Disabled,*) ;;
+    *)
+      echo "the MIG mode of $gpu cannot be read: $now" >&2
+      exit 1 ;;
+    esac
+    said=$(nvidia-smi -i "$gpu" -mig "$number" 2>&1 </dev/null)
+    now=$(modes)
+    if [ "${now#*, }" = "$1" ] && [ "$now" != "$1, $1" ] && [ -n "$2" ]; then
+      said=$(nvidia-smi -i "$gpu" --gpu-reset 2>&1 </dev/null)
+      now=$(modes)
+    fi
+    if [ "$now" = "$1, $1" ]; then return 0; fi
+    sleep "$pause"
+  done
+  echo "MIG is not $1: $(first "$said")" >&2
   exit 1
-fi
+}
 """
+
+MODE = (
+    _SWITCH
+    + """
+pauses=$3
+switch "$1" "$2"
+"""
+)
+
+RESTORE = (
+    _MAKE
+    + _SWITCH
+    + """
+pauses=$3
+switch "$1" "$2"
+shift 3
+while [ "$#" -gt 2 ]; do
+  make "$1" "$2" "$3"
+  shift 3
+done
+"""
+)
 
 LOOK = """
 begin() { printf '@@gf begin %s\\n' "$1"; }
@@ -171,19 +207,35 @@ SLOW = 120.0
 """Seconds that a change may take: drivers have been seen to answer after 20."""
 
 
-def create(target: Target, slice_: Placed, *, compute: bool = True) -> Command:
+ONCE, AGAIN = "0", "1 2 4 0"
+"""Seconds after each try. On the way back a driver that is busy for a moment is asked again."""
+
+
+def create(target: Target, slice_: Placed, *, compute: bool = True, insist: bool = False) -> Command:
     """Make one GPU instance at its place, with a compute instance over all of it; of a part only the rest is made."""
-    return _change(target, CREATE, slice_.profile, str(slice_.start), "compute" if compute else "")
+    words = (slice_.profile, str(slice_.start), "compute" if compute else "", AGAIN if insist else ONCE)
+    return _change(target, CREATE, *words)
 
 
-def destroy(target: Target, slice_: Placed) -> Command:
+def destroy(target: Target, slice_: Placed, *, insist: bool = False) -> Command:
     """End the GPU instance at this place with its compute instances; none there is well."""
-    return _change(target, DESTROY, slice_.profile, str(slice_.start))
+    return _change(target, DESTROY, slice_.profile, str(slice_.start), AGAIN if insist else ONCE)
 
 
-def mode(target: Target, *, on: bool, reset: bool) -> Command:
+def mode(target: Target, *, on: bool, reset: bool, insist: bool = False) -> Command:
     """Switch MIG; `reset`: also reset this one GPU when the mode is pending for it. A host is never booted."""
-    return _change(target, MODE, "Enabled" if on else "Disabled", "reset" if reset else "")
+    words = ("Enabled" if on else "Disabled", "reset" if reset else "", AGAIN if insist else ONCE)
+    return _change(target, MODE, *words)
+
+
+def restore(
+    target: Target, slices: Sequence[Placed], bare: frozenset[Placed], *, on: bool, reset: bool
+) -> Command:
+    """Bring a whole former layout back, its mode included; what is there is left alone, and so is what else is there."""
+    words = ["Enabled" if on else "Disabled", "reset" if reset else "", AGAIN]
+    for one in sorted(slices):
+        words += [one.profile, str(one.start), "" if one in bare else "compute"]
+    return _change(target, RESTORE, *words)
 
 
 def _change(target: Target, script: str, *words: str) -> Command:
@@ -213,9 +265,12 @@ def in_mode(target: Target, *, on: bool) -> Check:
     return Check(look=look(target), expect="mig-mode", data=data, within=10.0, every=1.0)
 
 
-def exactly(target: Target, slices: Sequence[Placed], bare: frozenset[Placed] = frozenset()) -> Check:
-    """Whether these slices are there, each but the `bare` ones with a compute instance, and no others."""
-    data = tuple(f"{_words(one)} bare" if one in bare else _words(one) for one in sorted(slices))
+def exactly(
+    target: Target, slices: Sequence[Placed], bare: frozenset[Placed] = frozenset(), *, on: bool = True
+) -> Check:
+    """Whether MIG is so, these slices are there, each but the `bare` ones with a compute instance, and no others."""
+    words = (f"{_words(one)} bare" if one in bare else _words(one) for one in sorted(slices))
+    data = ("Enabled" if on else "Disabled", *words)
     return Check(look=look(target), expect="slices-exactly", data=data, within=10.0, every=1.0)
 
 
@@ -275,12 +330,15 @@ def mig_mode(answer: Exit, data: tuple[str, ...]) -> Verdict:
 
 
 def slices_exactly(answer: Exit, data: tuple[str, ...]) -> Verdict:
-    """`data`: each slice as `PROFILE:START`, with ` bare` for one without a compute instance."""
+    """`data`: the mode; then each slice as `PROFILE:START`, with ` bare` for one without a compute instance."""
     seen = read(answer)
     if isinstance(seen, Unknown):
         return CannotTell(seen.reason)
-    found, bare = seen.value[1], {one.removesuffix(" bare") for one in data if one.endswith(" bare")}
-    wanted = {one.removesuffix(" bare") for one in data}
+    mode, *slices = data
+    if seen.value[0] != f"{mode}, {mode}":
+        return mig_mode(answer, (mode,))
+    found, bare = seen.value[1], {one.removesuffix(" bare") for one in slices if one.endswith(" bare")}
+    wanted = {one.removesuffix(" bare") for one in slices}
     without = {name for name, whole in found.items() if not whole} - bare
     wrong = sorted(without | (wanted ^ set(found)))
     return Fails(f"the layout differs at {', '.join(wrong)}", _MORE) if wrong else Holds()

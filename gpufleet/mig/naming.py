@@ -44,7 +44,7 @@ joined=$(printf '%s\\n' "$report" | while read -r line; do
   '<gpu_instance_id>'*) if [ -n "$device" ]; then printf '%s %s\\n' "$device" "$value"; fi ;;
   esac
 done)
-list=$(nvidia-smi -i "$gpu" -L 2>/dev/null </dev/null)
+list=$(nvidia-smi -i "$gpu" -L 2>/dev/null </dev/null | grep ' MIG ')
 umask 022
 mkdir -p /run/gpufleet || exit 1
 temporary=/run/gpufleet/slices-$gpu.$$

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+
+import msgspec
 
 from gpufleet.names import ReplicaId
 from gpufleet.pools.model import Endpoint, Member, MemberState, Pool
@@ -108,6 +110,14 @@ def shifted(
         table,
         PoolRoute(name=head.name, algorithm=head.algorithm, models=head.models, endpoints=ordered),
     )
+
+
+def without_members(table: RouteTable, gone: Callable[[str, str], bool]) -> RouteTable:
+    """The table without the members that are `gone`, asked with pool and address; a pool may have none left."""
+    pools = (
+        (pool, tuple(one for one in pool.endpoints if not gone(pool.name, one.url))) for pool in table.pools
+    )
+    return _pools(table, tuple(msgspec.structs.replace(pool, endpoints=left) for pool, left in pools))
 
 
 def without_pool(table: RouteTable, name: str) -> RouteTable:

@@ -16,7 +16,13 @@ from gpufleet.deploy.recut.launches import Launches
 from gpufleet.deploy.recut.look import look_at
 from gpufleet.deploy.recut.model import GpuLook, Recut
 from gpufleet.deploy.recut.plan import Parts, steps_of
-from gpufleet.deploy.recut.refusals import no_layout, refuse_holders, refuse_homeless, refuse_odd
+from gpufleet.deploy.recut.refusals import (
+    no_layout,
+    refuse_holders,
+    refuse_homeless,
+    refuse_odd,
+    refuse_undescribed,
+)
 from gpufleet.deploy.recut.rows import explain
 from gpufleet.deploy.recut.shares import shares
 from gpufleet.deploy.recut.traffic import Traffic
@@ -98,6 +104,7 @@ def recut_of(
     if not change.changes:
         return recut
     refuse_odd(seen, change, where)
+    refuse_undescribed(look, change, where)
     launches = Launches(tools, {look.host.name: look.facts}, run, command)
     moves, homeless = shares(look, change, ahead, launches, run=run, by_memory=wish.by_memory)
     taken = touched(seen, change, ahead, look.containers)

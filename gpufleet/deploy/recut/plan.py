@@ -57,7 +57,7 @@ def steps_of(parts: Parts) -> tuple[Step, ...]:
     named = [naming.step(gpu.host, gpu.target, homes, tail=gpu.tail, after=_ids(last[-1:]))] if homes else []
     ready = _ids([*last, *named][-1:])
     made = [*emptied, *first, *cut, *last, *named, *_resumes(parts, ready), *_starts(parts, ready)]
-    made += parts.traffic.publish(parts.moves, [one.present for one in parts.homeless], _ids(made))
+    made += parts.traffic.publish(parts.moves, _ids(made))
     return (*made, *_kept(parts, _ids(made)))
 
 

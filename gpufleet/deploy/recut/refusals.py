@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gpufleet.deploy.recut.model import Homeless
+from gpufleet.deploy.recut.model import GpuLook, Homeless
 from gpufleet.errors import ErrorRow, PreflightFailed, Refused, Unplaceable
 from gpufleet.hosts.model import Known
 from gpufleet.mig.holders import Holders
@@ -34,6 +34,22 @@ def _partial(seen: SeenGpu, one: SeenSlice) -> bool:
     instances = seen.gpu.mig.instances
     known = instances.value if isinstance(instances, Known) else ()
     return any("c." in each.profile for each in known if each.uuid in one.uuids)
+
+
+def refuse_undescribed(look: GpuLook, change: LayoutChange, where: str) -> None:
+    """Raises PreflightFailed when CDI could not be written afterwards: it cannot while a GPU has MIG on and no slice."""
+    gpus = look.facts.gpus.value if isinstance(look.facts.gpus, Known) else ()
+    others = [one for one in gpus if one.uuid != look.seen.gpu.uuid and one.mig.current == Known(True)]
+    empty = [f"{look.host.name}:{one.index}" for one in others if one.mig.gpu_instances == Known(())]
+    leaves_none = not (change.keep or change.create)
+    named = [*empty, *([where] if leaves_none else [])]
+    if not look.boot.specs or not named or (leaves_none and len(empty) == len(others)):
+        return
+    raise PreflightFailed(
+        f"CDI cannot be written while {named[0]} has MIG on and no slice, and {look.boot.specs[0]} would be stale",
+        where=where,
+        hints=(f"give {named[0]} a slice, or switch its MIG off",),
+    )
 
 
 def refuse_holders(holders: Holders, ahead: Outlook, where: str) -> None:

@@ -81,28 +81,25 @@ class Traffic:
             phase="serve",
         )
 
-    def publish(self, moved: Sequence[Move], lost: Sequence[Present], after: frozenset[StepId]) -> list[Step]:
-        """Every pool sends requests to the heirs of its own replicas, and knows the lost ones no longer.
+    def publish(self, moved: Sequence[Move], after: frozenset[StepId]) -> list[Step]:
+        """Every pool sends requests to the heirs of its own replicas. Who has no heir leaves the routes with the commit.
 
         A pool to which a replica of another one was added loses it: its container is another one now.
         """
         own = {url: one.launch.pool.name for one in moved for url in self.addresses([one.present])}
-        going = {*own, *self.addresses(lost)}
         made: list[Step] = []
         for pool in self.pools:
-            before = tuple(one for one in pool.endpoints if one.url in going)
-            if not before:
+            stays = tuple(one for one in pool.endpoints if own.get(one.url) == pool.name)
+            if not stays:
                 continue
-            stays = tuple(one for one in before if own.get(one.url) == pool.name)
             shift = Shift(
                 pool=pool.name,
                 models=pool.models,
                 algorithm=pool.algorithm,
-                before=tuple(_draining(one) for one in before),
+                before=tuple(_draining(one) for one in stays),
                 after=stays,
             )
-            names = ", ".join(one.id for one in stays)
-            title = f"send requests to {names}" if names else f"take what is gone out of pool {pool.name}"
+            title = f"send requests to {', '.join(one.id for one in stays)}"
             made.append(traffic.shift_step(f"publish{self.tail}-in-{pool.name}", title, shift, after=after))
         return made
 

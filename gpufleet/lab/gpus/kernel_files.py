@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import cache
 
 from gpufleet.lab.gpus.simgpu import GpuSet, SimGpu
 from gpufleet.lab.shell.call import Call, Program
@@ -48,6 +49,11 @@ def _minors() -> Iterator[str]:
                 yield f"gpu{gpu}/gi{gi}/ci{ci}/access {capability(gpu, gi, ci)}"
 
 
+@cache
+def _minors_text() -> str:
+    return "".join(f"{line}\n" for line in _minors())
+
+
 def furnish(host: SimHost, devices: GpuSet) -> Modules:
     """The driver's files on a host with GPUs."""
     modules = Modules()
@@ -59,7 +65,7 @@ def furnish(host: SimHost, devices: GpuSet) -> Modules:
         ),
     )
     host.file_from("/sys/module/nvidia_drm/parameters/modeset", lambda: f"{modules.modeset}\n", mode=0o400)
-    host.file_from("/proc/driver/nvidia-caps/mig-minors", lambda: "".join(f"{line}\n" for line in _minors()))
+    host.file_from("/proc/driver/nvidia-caps/mig-minors", _minors_text)
     for gpu in devices.gpus:
         bus = gpu.bus_id.lower()[4:]
         text = f"Model: \t\t {gpu.board.name}\nBus Location: \t {bus}\nDevice Minor: \t {gpu.index}\n"
@@ -203,7 +209,11 @@ def shown(program: Program, devices: GpuSet) -> Program:
 
 
 def show_capabilities(host: SimHost, devices: GpuSet) -> None:
-    """The folders under /proc/driver/nvidia/capabilities: one an instance that is there."""
+    """The folders under /proc/driver/nvidia/capabilities: one an instance that is there; written when that moved."""
+    now = tuple((gpu.index, one.gi, one.ci) for gpu in devices.gpus for one in gpu.instances)
+    if host.parts.get("capabilities shown") == now:
+        return
+    host.parts["capabilities shown"] = now
     for gpu in devices.gpus:
         top = f"{CAPABILITIES}/gpu{gpu.index}/mig"
         host.fs.make_directories(top)
