@@ -13,6 +13,7 @@ from gpufleet.errors import UsageError
 
 if TYPE_CHECKING:
     from gpufleet.cli.mig_look import Look
+    from gpufleet.deploy.recut.flow import RecutWish
     from gpufleet.mig.model import Geometry
 
 app = typer.Typer(
@@ -43,6 +44,36 @@ File = Annotated[
 ]
 Check = Annotated[bool, typer.Option("--check", help="Exit with 3 if anything would change.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Show the plan, and end.")]
+AllowHomeless = Annotated[
+    bool,
+    typer.Option(
+        "--allow-homeless", help="Also when containers get no other slice: they are stopped and stay so."
+    ),
+]
+ByMemory = Annotated[
+    bool,
+    typer.Option(
+        "--by-memory", help="Where no slice of the same profile is left, take one that holds as much."
+    ),
+]
+DrainTimeout = Annotated[
+    float,
+    typer.Option(
+        "--drain-timeout",
+        metavar="SECONDS",
+        min=0.0,
+        help="How long replicas may finish what they have in flight.",
+    ),
+]
+StopDisplay = Annotated[
+    bool,
+    typer.Option(
+        "--stop-display", help="For a reset: stop the display manager, which ends desktop sessions."
+    ),
+]
+UnloadModule = Annotated[
+    bool, typer.Option("--unload-module", help="For a reset: unload nvidia_drm meanwhile.")
+]
 Gpus = Annotated[
     list[str] | None,
     typer.Argument(metavar="[GPU]...", help="HOST, HOST:INDEX, HOST:UUID or HOST:all; every GPU by default."),
@@ -184,36 +215,11 @@ def reconfigure(
     layout: Layout = "",
     add: Add = "",
     file: File = None,
-    allow_homeless: Annotated[
-        bool,
-        typer.Option(
-            "--allow-homeless", help="Also when containers get no other slice: they are stopped and stay so."
-        ),
-    ] = False,
-    by_memory: Annotated[
-        bool,
-        typer.Option(
-            "--by-memory", help="Where no slice of the same profile is left, take one that holds as much."
-        ),
-    ] = False,
-    drain_timeout: Annotated[
-        float,
-        typer.Option(
-            "--drain-timeout",
-            metavar="SECONDS",
-            min=0.0,
-            help="How long replicas may finish what they have in flight.",
-        ),
-    ] = 600.0,
-    stop_display: Annotated[
-        bool,
-        typer.Option(
-            "--stop-display", help="For a reset: stop the display manager, which ends desktop sessions."
-        ),
-    ] = False,
-    unload_module: Annotated[
-        bool, typer.Option("--unload-module", help="For a reset: unload nvidia_drm meanwhile.")
-    ] = False,
+    allow_homeless: AllowHomeless = False,
+    by_memory: ByMemory = False,
+    drain_timeout: DrainTimeout = 600.0,
+    stop_display: StopDisplay = False,
+    unload_module: UnloadModule = False,
     check: Check = False,
     dry_run: DryRun = False,
 ) -> None:
@@ -223,21 +229,62 @@ def reconfigure(
     container.
     """
     from gpufleet.cli import mig_recut
+
+    _refuse_both(layout, add, file)
+    wish = _wish(layout, add, allow_homeless, by_memory, drain_timeout, stop_display, unload_module)
+    raise finish(mig_recut.reconfigure(gpu, wish, file, dry_run=dry_run, check=check))
+
+
+def _wish(layout: str, add: str, *given: float) -> RecutWish:
+    """What was typed, in the order of the options."""
     from gpufleet.deploy.recut.flow import RecutWish
     from gpufleet.mig.holders import Consent
 
-    _refuse_both(layout, add, file)
-    wish = RecutWish(
+    allow_homeless, by_memory, drain, display, module = given
+    consent = [*([Consent.DISPLAY] if display else []), *([Consent.MODULE] if module else [])]
+    return RecutWish(
         layout=layout,
         add=add,
-        allow_homeless=allow_homeless,
-        by_memory=by_memory,
-        drain=drain_timeout,
-        consent=frozenset(
-            [Consent.DISPLAY] * stop_display + [Consent.MODULE] * unload_module,
-        ),
+        allow_homeless=bool(allow_homeless),
+        by_memory=bool(by_memory),
+        drain=drain,
+        consent=frozenset(consent),
     )
-    raise finish(mig_recut.reconfigure(gpu, wish, file, dry_run=dry_run, check=check))
+
+
+@app.command()
+def restore(
+    gpu: Annotated[
+        str, typer.Argument(metavar="[GPU]", help="HOST:INDEX or HOST:UUID; the GPU of the run by default.")
+    ] = "",
+    source: Annotated[
+        str,
+        typer.Option(
+            "--from",
+            metavar="RUN|FILE",
+            help="A run that changed its layout, or a kept answer of `mig show -o json`.",
+        ),
+    ] = "",
+    allow_homeless: AllowHomeless = False,
+    by_memory: ByMemory = False,
+    drain_timeout: DrainTimeout = 600.0,
+    stop_display: StopDisplay = False,
+    unload_module: UnloadModule = False,
+    check: Check = False,
+    dry_run: DryRun = False,
+) -> None:
+    """Give a GPU the layout that it had, slices at their places and its mode, and start again who was stopped for it."""
+    from gpufleet.cli import mig_restore
+
+    if not source:
+        raise UsageError(
+            "say what is to be restored with --from",
+            hints=(
+                "a run of `gpufleet change list`, or a file with the answer of `gpufleet mig show -o json`",
+            ),
+        )
+    wish = _wish("", "", allow_homeless, by_memory, drain_timeout, stop_display, unload_module)
+    raise finish(mig_restore.restore(gpu, source, wish, dry_run=dry_run, check=check))
 
 
 def _plan_offline(geometry: Geometry, layout: str) -> None:

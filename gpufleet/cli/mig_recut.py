@@ -23,15 +23,19 @@ def reconfigure(word: str, wish: RecutWish, file: Path | None, *, dry_run: bool,
     with wiring.fleet_tools(current()) as tools:
         host, asked = named(tools, word)
         recut = _prepared(tools, host, asked, wish, file, word)
-        if dry_run or check or not recut.plan.steps:
-            outcome = "changes" if recut.plan.steps else "no_change"
-            code = ExitCode.CHANGES if check and recut.plan.steps else ExitCode.OK
-            return Answer(command=COMMAND, outcome=outcome, exit=code, fields=fields(recut), text=text(recut))
-        note(text(recut))
-        if not confirm(f"Recut {recut.name}?"):
-            raise Interrupted("not confirmed; nothing was changed")
-        done = carry_out_recut(tools, recut)
-    return told(recut, done)
+        return confirmed(tools, recut, COMMAND, dry_run=dry_run, check=check)
+
+
+def confirmed(tools: Tools, recut: Recut, command: str, *, dry_run: bool, check: bool) -> Answer:
+    """Show the plan, ask, carry it out."""
+    if dry_run or check or not recut.plan.steps:
+        outcome = "changes" if recut.plan.steps else "no_change"
+        code = ExitCode.CHANGES if check and recut.plan.steps else ExitCode.OK
+        return Answer(command=command, outcome=outcome, exit=code, fields=fields(recut), text=text(recut))
+    note(text(recut))
+    if not confirm(f"Recut {recut.name}?"):
+        raise Interrupted("not confirmed; nothing was changed")
+    return told(recut, carry_out_recut(tools, recut), command)
 
 
 def _prepared(tools: Tools, host: Host, asked: Asked, wish: RecutWish, file: Path | None, word: str) -> Recut:
@@ -82,6 +86,7 @@ def fields(recut: Recut) -> dict[str, object]:
             {"container": one.present.container.name, "running": one.up, "reason": one.reason}
             for one in recut.homeless
         ],
+        "revived": [one.container for one, _ in recut.revived],
         **mig_holders.fields(recut.holders),
         "commands": [list(words) for words in recut.ahead.lines],
     }
@@ -100,18 +105,20 @@ def text(recut: Recut) -> str:
         f"  {'stops for good' if one.up else 'cannot be started again'}: {one.present.container.name}, {one.reason}"
         for one in recut.homeless
     ]
+    lines += [f"  starts  {one.container} again on {one.slice}" for one, _ in recut.revived]
     return "\n".join([*lines, *mig_holders.lines(recut.holders)])
 
 
-def told(recut: Recut, done: Done) -> Answer:
+def told(recut: Recut, done: Done, command: str) -> Answer:
     """What was done."""
     slices = ", ".join(str(one) for one in sorted((*recut.change.keep, *recut.change.create))) or "no slices"
     lines = [f"{recut.name}: {slices}"]
     lines += [f"  {one.new.replica} of {one.launch.pool.name} is on {one.home}" for one in recut.moves]
     lines += [f"  {one.present.container.name} is stopped" for one in recut.homeless if one.up]
+    lines += [f"  {one.container} runs again on {one.slice}" for one, _ in recut.revived]
     lines += [f"  left: {row.message}: {row.hint}" for row in done.leftovers]
     return Answer(
-        command=COMMAND,
+        command=command,
         outcome=done.outcome,
         fields={**fields(recut), **done.fields()},
         text="\n".join(lines),

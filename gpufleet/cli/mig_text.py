@@ -68,7 +68,8 @@ def change(
             False: "",
             None: ", perhaps with a reset of this GPU",
         }
-        lines.append(f"  MIG is turned on{reset[outlook.needs_reset]}; everything on the GPU ends")
+        word = "off" if outlook.off else "on"
+        lines.append(f"  MIG is turned {word}{reset[outlook.needs_reset]}; everything on the GPU ends")
     if outlook.containers:
         lines.append(f"  stops   {', '.join(outlook.containers)}")
     if outlook.resting:

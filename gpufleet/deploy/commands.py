@@ -120,6 +120,10 @@ RESTORE_ONLY = """
 "$1" start "$2" >/dev/null
 """
 
+KEEP_POLICY = """
+"$1" update --restart "$3" "$2" >/dev/null
+"""
+
 INSPECT = """
 "$1" inspect --format '{{.State.Status}} {{.HostConfig.RestartPolicy.Name}}' "$2"
 """
@@ -320,6 +324,11 @@ def restore(dialect: Dialect, container: str, policy: str) -> Command:
     """Start a stopped container again, with the restart policy it had."""
     text = RESTORE if dialect.updates else RESTORE_ONLY
     return dialect.script(text, container, policy, mutates=True, timeout=120.0)
+
+
+def keep_policy(dialect: Dialect, container: str, policy: str) -> Command:
+    """Give one container a restart policy; one that stands still goes on standing still."""
+    return dialect.script(KEEP_POLICY, container, policy, mutates=True)
 
 
 def inspect(dialect: Dialect, container: str) -> Command:

@@ -51,12 +51,16 @@ class Moved(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     slice: str
 
 
-def recut_context(*, moved: Sequence[Moved], lost: Sequence[str], retire: str) -> dict[str, str]:
-    """The context of a change of layout; `lost`: addresses of members that are stopped for good."""
+def recut_context(*, moved: Sequence[Moved], lost: Sequence[str], before: str, retire: str) -> dict[str, str]:
+    """The context of a change of layout.
+
+    `lost`: addresses of members that are stopped for good, `before`: the former layout, for `mig restore`.
+    """
     return {
         "use": RECUT,
         "moved": msgspec.json.encode(list(moved)).decode(),
         "lost": msgspec.json.encode(list(lost)).decode(),
+        "before": before,
         "retire": retire,
     }
 

@@ -1,13 +1,12 @@
 """The steps that change the layout of one GPU, one slice a step, each with the undo that brings the exact place back.
 
-    remember -> mode -> destroy, one after the other -> create, one after the other -> look at the layout as a whole
+    remember -> mode on -> destroy, one by one -> create, one by one -> mode off -> look at the layout as a whole
 
 The first does nothing and is undone last: then the whole former layout is brought back and looked at, slices that the
 change keeps among it, since a host that is booted in between loses all of them.
 
-They are strictly one after the other, so that an undo makes room before it makes slices. A slice that goes and comes
-back in the same change, because the mode takes everything, is none of these steps: a mode is only switched on, and a
-GPU without MIG has no slices.
+They are strictly one after the other, so that an undo makes room before it makes slices. The mode is switched only
+while there are no slices: on before any is made, off when all are gone.
 """
 
 from __future__ import annotations
@@ -30,6 +29,7 @@ class GpuChange:
     Attributes:
         bare: slices that are there without a compute instance: they stay, or come back, without one.
         switch_on: MIG is off and is switched on first.
+        switch_off: nothing is created, and MIG is switched off at the end.
         resets: a pending mode is made effective by a reset of this GPU.
     """
 
@@ -38,6 +38,7 @@ class GpuChange:
     change: LayoutChange
     bare: frozenset[Placed] = frozenset()
     switch_on: bool = False
+    switch_off: bool = False
     resets: bool = False
 
     @property
@@ -47,9 +48,10 @@ class GpuChange:
 
     def steps(self, after: frozenset[StepId]) -> tuple[Step, ...]:
         """All of them, in their order; the last one knows the whole layout."""
-        made = [self._remember(), *([self._mode()] if self.switch_on else [])]
+        made = [self._remember(), *([self._mode(on=True)] if self.switch_on else [])]
         made += [self._destroy(one) for one in self.change.destroy]
         made += [self._create(one) for one in self.change.create]
+        made += [self._mode(on=False)] if self.switch_off else []
         made.append(self._whole())
         return tuple(_chained(made, after))
 
@@ -68,15 +70,16 @@ class GpuChange:
             phase="look",
         )
 
-    def _mode(self) -> Step:
+    def _mode(self, *, on: bool) -> Step:
+        target, resets = self.target, self.resets
         return Step(
             id=StepId(f"mode-{self.host}{self.tail}"),
             host=self.host,
-            title="switch MIG on" + (", with a reset of this GPU" if self.resets else ""),
-            do=(instances.mode(self.target, on=True, reset=self.resets),),
-            undo=(instances.mode(self.target, on=False, reset=self.resets, insist=True),),
-            verify=instances.in_mode(self.target, on=True),
-            absent=instances.in_mode(self.target, on=False),
+            title=f"switch MIG {'on' if on else 'off'}" + (", with a reset of this GPU" if resets else ""),
+            do=(instances.mode(target, on=on, reset=resets),),
+            undo=(instances.mode(target, on=not on, reset=resets, insist=True),),
+            verify=instances.in_mode(target, on=on),
+            absent=instances.in_mode(target, on=not on),
             phase="mode",
         )
 
@@ -113,7 +116,7 @@ class GpuChange:
             title=f"look at the whole layout: {', '.join(map(str, sorted(slices))) or 'no slices'}",
             do=(),
             undo=(),
-            verify=instances.exactly(self.target, slices, self.bare),
+            verify=instances.exactly(self.target, slices, self.bare, on=not self.switch_off),
             phase="look",
         )
 

@@ -107,6 +107,20 @@ done
 """Begins a script: `$1` GPU, `$2` profile, `$3` start, `$4` a mark; in the words after them the UUID stands for the mark."""
 
 
+SAME = """
+uuid=
+while read -r name start one; do
+  if [ "$name $start" = "$2 $3" ]; then uuid=$one; fi
+done <"/run/gpufleet/slices-$1"
+if [ "$uuid" != "$4" ]; then
+  echo "slice $2 at $3 of $1 is ${uuid:-not there} now and was $4: what is bound to it must be made anew" >&2
+  exit 1
+fi
+shift 4
+"""
+"""Begins a script: `$1` GPU, `$2` profile, `$3` start, `$4` the UUID that the slice must have."""
+
+
 def step(
     host: HostName,
     target: Target,

@@ -22,7 +22,8 @@ class Outlook:
     """The consequences of a change.
 
     Attributes:
-        mode_change: MIG has to be turned on first, which ends everything on the GPU.
+        mode_change: MIG is turned on first, or off at the end, which ends everything on the GPU.
+        off: it is turned off.
         needs_reset: the mode changes only with a reset of the GPU (Ampere; MIG user guide, "Enable MIG mode");
             None for a GPU of a generation that is not known.
         containers: names of those that lose their slice, or the GPU when its mode changes.
@@ -37,18 +38,21 @@ class Outlook:
     processes: tuple[int, ...]
     lines: tuple[tuple[str, ...], ...]
     resting: tuple[str, ...] = ()
+    off: bool = False
 
 
-def outlook(seen: SeenGpu, change: LayoutChange) -> Outlook:
-    """What carrying out `change` on this GPU would take."""
+def outlook(seen: SeenGpu, change: LayoutChange, *, off: bool = False) -> Outlook:
+    """What carrying out `change` on this GPU would take; `off`: MIG is switched off when its slices are gone."""
     target = Target(seen.gpu.uuid)
     gone = [one for one in seen.slices if one.placed in change.destroy]
-    mode_change = not seen.on and change.changes
-    lines: list[tuple[str, ...]] = [commands.mode(target, on=True)] if mode_change else []
+    off = off and seen.on
+    mode_change = off or (not seen.on and change.changes)
+    lines: list[tuple[str, ...]] = [commands.mode(target, on=True)] if mode_change and not off else []
     for one in gone:
         lines += [commands.destroy_compute_instance(target, one.gi, ci) for ci in one.cis]
         lines.append(commands.destroy_gpu_instance(target, one.gi))
     lines += [commands.create(target, placed) for placed in change.create]
+    lines += [commands.mode(target, on=False)] if off else []
     containers = {name for one in gone for name in one.containers} | set(seen.whole if mode_change else ())
     resting = {name for one in gone for name in one.resting} | set(seen.resting if mode_change else ())
     return Outlook(
@@ -58,6 +62,7 @@ def outlook(seen: SeenGpu, change: LayoutChange) -> Outlook:
         processes=tuple(sorted({pid for one in gone for pid in one.processes})),
         lines=tuple(lines),
         resting=tuple(sorted(resting)),
+        off=off,
     )
 
 

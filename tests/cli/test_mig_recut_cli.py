@@ -82,6 +82,27 @@ def test_a_gpu_is_recut_under_a_pool_that_serves(run, lab):
     assert "recut cut:0" in json.dumps(answer["runs"])
 
 
+def test_a_gpu_is_restored_from_its_run_and_from_a_file(run, lab, tmp_path):
+    host = lab.fleet["cut"]
+    _, kept, _ = run("mig", "show", "cut")
+    (tmp_path / "kept.json").write_text(json.dumps(kept))
+    code, answer, err = run("mig", "reconfigure", "cut:0", "--layout", "half")
+    assert code == 0, err
+    assert run("mig", "restore", "--from", answer["run"], "--check")[0] == 3
+    code, answer, err = run("mig", "restore", "--from", answer["run"])
+    assert (code, answer["command"], answer["outcome"]) == (0, "mig restore", "committed"), err
+    assert places(host) == set(CUT)
+    code, answer, err = run("mig", "reconfigure", "cut:0", "--layout", "off")
+    assert code == 0, err
+    assert not host.gpus.gpus[0].mig
+    code, answer, err = run("mig", "restore", "cut:0", "--from", "kept.json")
+    assert code == 0, err
+    assert places(host) == set(CUT)
+    assert run("mig", "restore", "cut:1", "--from", "kept.json", "--dry-run")[1]["outcome"] == "no_change"
+    for words in (("cut:0",), ("--from", "kept.json"), ("cut:0", "--from", "no-such-run")):
+        assert run("mig", "restore", *words)[0] == 2, words
+
+
 def test_a_failure_is_told_with_the_fix_and_leaves_the_layout(run, lab):
     host = lab.fleet["cut"]
     host.sh("lab-fault gpu-mishap -cgi Insufficient Resources", user="root")

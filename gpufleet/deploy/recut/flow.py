@@ -12,9 +12,10 @@ from gpufleet.deploy import commit, traffic
 from gpufleet.deploy.audit import Line, audited
 from gpufleet.deploy.commands import Dialect
 from gpufleet.deploy.fingerprint import fingerprint
+from gpufleet.deploy.recut import snapshot
 from gpufleet.deploy.recut.launches import Launches
 from gpufleet.deploy.recut.look import look_at
-from gpufleet.deploy.recut.model import GpuLook, Recut
+from gpufleet.deploy.recut.model import GpuLook, Recut, Revived
 from gpufleet.deploy.recut.plan import Parts, steps_of
 from gpufleet.deploy.recut.refusals import (
     no_layout,
@@ -25,6 +26,7 @@ from gpufleet.deploy.recut.refusals import (
 )
 from gpufleet.deploy.recut.rows import explain
 from gpufleet.deploy.recut.shares import shares
+from gpufleet.deploy.recut.snapshot import revivals
 from gpufleet.deploy.recut.traffic import Traffic
 from gpufleet.deploy.retire import copy_routes, retire, try_again
 from gpufleet.deploy.survey import preflight
@@ -43,17 +45,22 @@ from gpufleet.mig.plan import plan as make
 from gpufleet.mig.runtime_files import PLACE
 from gpufleet.mig.surroundings import Surroundings
 
+OFF = "off"
+"""The layout of a GPU without MIG."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecutWish:
     """What somebody asks for.
 
     Attributes:
-        layout: all slices afterwards, as written; `add`: slices beside those that are there. One of the two.
+        layout: all slices afterwards, as written, or `off` for a GPU without MIG; `add`: slices beside those that are
+            there. One of the two.
         allow_homeless: stop containers that get no other slice.
         by_memory: a slice that holds as much will do where there is none of the same profile.
         drain: seconds that members may finish what they have in flight.
         consent: what is done to holders only when asked for.
+        revive: containers to be started again on slices that come back.
     """
 
     layout: str = ""
@@ -62,6 +69,12 @@ class RecutWish:
     by_memory: bool = False
     drain: float = traffic.DRAIN_DEADLINE
     consent: frozenset[Consent] = field(default_factory=frozenset)
+    revive: tuple[Revived, ...] = ()
+
+    @property
+    def off(self) -> bool:
+        """Whether MIG is to be switched off."""
+        return self.layout.strip().lower() == OFF
 
 
 def prepare_recut(tools: Tools, host: Host, asked: Asked, wish: RecutWish, *, command: str) -> Recut:
@@ -79,6 +92,8 @@ def prepare_recut(tools: Tools, host: Host, asked: Asked, wish: RecutWish, *, co
 def wanted_of(look: GpuLook, layout: str, add: str) -> tuple[Wanted, ...]:
     """Every slice that shall be there, from what somebody wrote: a whole layout, or slices more."""
     geometry = look.seen.geometry
+    if layout.strip().lower() == OFF:
+        return ()
     return added(look.seen.placed, geometry, parse(add, geometry)) if add else parse(layout, geometry)
 
 
@@ -90,7 +105,7 @@ def recut_of(
     change = make(seen.geometry, seen.placed, wanted, busy=seen.busy)
     if isinstance(change, NoLayout):
         raise no_layout(change, where)
-    run, ahead = journal_file.new_run_id(tools.change.clock), outlook(seen, change)
+    run, ahead = journal_file.new_run_id(tools.change.clock), outlook(seen, change, off=wish.off)
     recut = Recut(
         look=look,
         run=run,
@@ -101,10 +116,11 @@ def recut_of(
         homeless=(),
         plan=Plan(title=f"layout of {where}", command=command, steps=()),
     )
-    if not change.changes:
+    revived = revivals(look, change, wish.revive)
+    if not (change.changes or ahead.mode_change or revived):
         return recut
     refuse_odd(seen, change, where)
-    refuse_undescribed(look, change, where)
+    refuse_undescribed(look, change, where, off=ahead.off)
     launches = Launches(tools, {look.host.name: look.facts}, run, command)
     moves, homeless = shares(look, change, ahead, launches, run=run, by_memory=wish.by_memory)
     taken = touched(seen, change, ahead, look.containers)
@@ -114,7 +130,7 @@ def recut_of(
         preflight([look.host], {look.host.name: look.facts})
     if not wish.allow_homeless:
         refuse_homeless(homeless, where)
-    recut = replace(recut, moves=moves, homeless=homeless, holders=holders)
+    recut = replace(recut, moves=moves, homeless=homeless, holders=holders, revived=revived)
     return replace(recut, plan=_plan(tools, recut, wish))
 
 
@@ -176,7 +192,8 @@ def _plan(tools: Tools, recut: Recut, wish: RecutWish) -> Plan:
         target=Target(gpu.uuid),
         change=change,
         bare=frozenset(one.placed for one in look.seen.slices if not one.cis),
-        switch_on=recut.ahead.mode_change,
+        switch_on=recut.ahead.mode_change and not recut.ahead.off,
+        switch_off=recut.ahead.off,
         resets=recut.ahead.needs_reset is not False,
     )
     members = Traffic(
@@ -202,9 +219,11 @@ def _plan(tools: Tools, recut: Recut, wish: RecutWish) -> Plan:
         dialect=dialect,
         moves=recut.moves,
         homeless=recut.homeless,
+        revived=recut.revived,
         boot=look.boot,
     )
     wanted = ", ".join(str(one) for one in sorted((*change.keep, *change.create))) or "no slices"
+    wanted = "no MIG" if recut.ahead.off else wanted
     return replace(
         recut.plan,
         title=f"recut {host}:{gpu.index} to {wanted}",
@@ -228,6 +247,7 @@ def _context(tools: Tools, recut: Recut, members: Traffic) -> dict[str, str]:
             for one in moved
         ],
         lost=sorted(members.addresses([one.present for one in recut.homeless])),
+        before=snapshot.encode(snapshot.of(recut.look)),
         retire=commit.retirees(
             [one.present for one in moved], {recut.look.host.name: recut.look.host}, tools.engine
         ),

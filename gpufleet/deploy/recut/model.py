@@ -44,6 +44,19 @@ class Homeless:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Revived:
+    """A stopped container that is started again when its slice is back; `slice` as it was, with its UUID.
+
+    `policy`: the restart policy that it had; empty leaves the one it has.
+    """
+
+    container: str
+    slice: Placed
+    uuid: str
+    policy: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GpuLook:
     """Everything that is known of one GPU and its host before a plan."""
 
@@ -67,6 +80,7 @@ class Recut:
     moves: tuple[Move, ...]
     homeless: tuple[Homeless, ...]
     plan: Plan
+    revived: tuple[tuple[Revived, Present], ...] = ()
 
     @property
     def name(self) -> str:

@@ -5,7 +5,7 @@
     mode, destroy, create, look    the GPU itself
     modules, files, services       everything back, and the slices described to the container runtime
     names, monitors                the UUIDs of the slices
-    start, gate, settle, publish   the replicas on their new slices
+    start, gate, settle, publish   the replicas on their new slices, and containers that get theirs back
     persist                        the layout for the next boot, where one was kept
 
 Undone in the mirrored order: the former slices are back before a container starts on them, and a container is ready
@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from gpufleet.change.model import Step
 from gpufleet.deploy import commands, steps
 from gpufleet.deploy.commands import Dialect
-from gpufleet.deploy.recut.model import Homeless, Move
+from gpufleet.deploy.recut.model import Homeless, Move, Revived
 from gpufleet.deploy.recut.traffic import Traffic
 from gpufleet.deploy.replicas import Present
 from gpufleet.engine.vllm import STOP_TIMEOUT
@@ -31,6 +31,7 @@ from gpufleet.mig.boot_unit import BootSite
 from gpufleet.mig.gpu_steps import GpuChange
 from gpufleet.mig.surroundings import Surroundings, keep_step, kept_layout
 from gpufleet.names import ReplicaId, StepId
+from gpufleet.remote.command import Command
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +44,7 @@ class Parts:
     dialect: Dialect
     moves: tuple[Move, ...]
     homeless: tuple[Homeless, ...]
+    revived: tuple[tuple[Revived, Present], ...]
     boot: BootSite
 
 
@@ -52,11 +54,12 @@ def steps_of(parts: Parts) -> tuple[Step, ...]:
     first = parts.around.first(_ids(emptied))
     cut = parts.gpu.steps(_ids(first[-1:]))
     last = parts.around.last(_ids(cut[-1:]))
-    homes = [one.home for one in parts.moves]
+    homes = [*(one.home for one in parts.moves), *(one.slice for one, _ in parts.revived)]
     gpu = parts.gpu
     named = [naming.step(gpu.host, gpu.target, homes, tail=gpu.tail, after=_ids(last[-1:]))] if homes else []
     ready = _ids([*last, *named][-1:])
-    made = [*emptied, *first, *cut, *last, *named, *_resumes(parts, ready), *_starts(parts, ready)]
+    made = [*emptied, *first, *cut, *last, *named, *_resumes(parts, ready)]
+    made += [*_starts(parts, ready), *_revived(parts, ready)]
     made += parts.traffic.publish(parts.moves, _ids(made))
     return (*made, *_kept(parts, _ids(made)))
 
@@ -108,6 +111,37 @@ def _resumes(parts: Parts, after: frozenset[StepId]) -> list[Step]:
             )
         )
     return made
+
+
+def _revived(parts: Parts, after: frozenset[StepId]) -> list[Step]:
+    """Containers that were stopped for want of their slice, started again when it is back under the same UUID."""
+    made: list[Step] = []
+    for one, present in parts.revived:
+        stop = steps.stop_step(present, parts.dialect, STOP_TIMEOUT, after)
+        policy = one.policy or present.container.restart_policy or "no"
+        start = commands.restore(parts.dialect, present.container.id, policy)
+        words = (parts.gpu.target.uuid, one.slice.profile, str(one.slice.start), one.uuid, *start.argv)
+        made.append(
+            replace(
+                stop,
+                id=StepId(f"revive-{present.host}-{present.container.id[:12]}"),
+                title=f"start {present.container.name} again on {one.slice}",
+                do=(replace(start, argv=words, script=naming.SAME + start.script),),
+                undo=(*stop.do, *_policy(parts, present)),
+                verify=replace(stop.absent or stop.verify, data=("running,restarting", "")),
+                absent=replace(stop.verify, data=("exited,dead,created", "")),
+                phase="revive",
+            )
+        )
+    return made
+
+
+def _policy(parts: Parts, present: Present) -> tuple[Command, ...]:
+    """The restart policy that a stopped container had before it was started."""
+    policy = present.container.restart_policy or "no"
+    if not parts.dialect.updates or policy == "no":
+        return ()
+    return (commands.keep_policy(parts.dialect, present.container.id, policy),)
 
 
 def _monitor(parts: Parts, one: ContainerFact) -> Present:

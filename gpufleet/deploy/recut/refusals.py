@@ -36,12 +36,12 @@ def _partial(seen: SeenGpu, one: SeenSlice) -> bool:
     return any("c." in each.profile for each in known if each.uuid in one.uuids)
 
 
-def refuse_undescribed(look: GpuLook, change: LayoutChange, where: str) -> None:
+def refuse_undescribed(look: GpuLook, change: LayoutChange, where: str, *, off: bool) -> None:
     """Raises PreflightFailed when CDI could not be written afterwards: it cannot while a GPU has MIG on and no slice."""
     gpus = look.facts.gpus.value if isinstance(look.facts.gpus, Known) else ()
     others = [one for one in gpus if one.uuid != look.seen.gpu.uuid and one.mig.current == Known(True)]
     empty = [f"{look.host.name}:{one.index}" for one in others if one.mig.gpu_instances == Known(())]
-    leaves_none = not (change.keep or change.create)
+    leaves_none = not (change.keep or change.create or off)
     named = [*empty, *([where] if leaves_none else [])]
     if not look.boot.specs or not named or (leaves_none and len(empty) == len(others)):
         return
