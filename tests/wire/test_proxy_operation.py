@@ -6,6 +6,7 @@ import contextlib
 import http.client
 import json
 import os
+import re
 import socket
 import threading
 from dataclasses import replace
@@ -237,6 +238,33 @@ def test_tokens(tmp_path):
             store.revoke("demo", 2.0)
             eventually(lambda: running.post(ASK, **good)[0] == 401)
     assert secret.reveal().encode() not in b"".join(call.head for call in engine.calls)
+
+
+def test_what_was_found_for_the_same_head_ends_with_the_token_and_the_route(tmp_path):
+    """A client that keeps its connection sends the same head each time; it is not known for ever by it."""
+    store = TokenStore(tmp_path / "tokens.db")
+    secret, token = issue(Principal(name="demo"), now=1.0, lifetime=None, random_bytes=os.urandom)
+    store.add(token)
+    key = f"Authorization: Bearer {secret.reveal()}\r\n".encode()
+    with engines(ordinary) as (engine,), proxy(tmp_path, table(engine), allow_anonymous=False) as running:
+
+        def status(client, path="/pools/chat" + CHAT, fields=key):
+            client.ask(ASK, path, fields)
+            head = client.until(b"\r\n\r\n")
+            (length,) = re.findall(rb"(?i)content-length: (\d+)", head)
+            client.exactly(int(length))
+            return int(head[9:12])
+
+        with running.dial() as client:
+            assert [status(client) for _ in range(3)] == [200] * 3
+            assert status(client, fields=key.replace(b"gf-", b"gx-")) == 401
+            assert [status(client) for _ in range(2)] == [200] * 2
+            write(running.routes, table(engine, name="other", generation=2))
+            eventually(lambda: status(client) == 404)
+            write(running.routes, table(engine, generation=3))
+            eventually(lambda: status(client) == 200)
+            store.revoke("demo", 2.0)
+            eventually(lambda: status(client) == 401)
 
 
 def test_tokens_that_cannot_be_read_are_not_no_tokens(tmp_path, caplog):

@@ -256,8 +256,12 @@ class ProxyMetrics:
             ("pool",),
         )
 
-    def count_tokens(self, pool: str, endpoint: str, tail: bytes) -> dict[str, int]:
-        """Count what an engine reports behind its answer, and say what that was."""
+    def ended(self, pool: str, endpoint: str, code: str, seconds: float, tail: bytes) -> dict[str, int]:
+        """Count a request that is over, and the tokens that its answer's `tail` reports; says what those were."""
+        self.requests.add((pool, endpoint, code))
+        self.duration.observe(seconds, (pool,))
+        if not tail:
+            return {}
         tokens = reported(tail)
         for kind, number in tokens.items():
             self.tokens.add((pool, endpoint, kind), number)

@@ -8,6 +8,8 @@ from typing import Final
 
 import msgspec
 
+from gpufleet.proxy.decide.auth import Directory
+from gpufleet.proxy.run.fleet import LiveTable
 from gpufleet.proxy.run.state import ProxyState
 from gpufleet.proxy.wire.heads import RequestHead
 from gpufleet.proxy.wire.paths import Place, Service, classify
@@ -27,40 +29,77 @@ _REQUEST_ID: Final = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 
 
 class Asked(msgspec.Struct, frozen=True, gc=False):
-    """One request, as its head says. `refusal` is what it is answered without a look at its body."""
+    """One request, as its head says.
+
+    Attributes:
+        target: path and query for the engine.
+        refusal: what it is answered without a look at its body.
+        at, directory, table: what the answer rests on, besides the head.
+    """
 
     head: RequestHead
     place: Place
+    target: bytes
     principal: Principal
     request_id: bytes
     refusal: Refusal | None
+    at: float
+    directory: Directory
+    table: LiveTable
 
 
-def admit(state: ProxyState, head: RequestHead, others_buffered: int) -> Asked:
-    """A head is here. `others_buffered` are the bytes that other requests hold."""
+def admit(state: ProxyState, head: RequestHead, others_buffered: int, last: Asked | None) -> Asked:
+    """A head is here. `others_buffered` are the bytes that other requests hold, `last` is the connection's last request.
+
+    Clients send the same head again and again: until the next tick, and while keys and routes stay as they are, what
+    was found for it stands.
+    """
+    wall, directory, table = state.wall, state.directory, state.fleet.table
     given = head.fields.get(b"x-request-id")
     request_id = given if given and _REQUEST_ID.fullmatch(given) else state.new_request_id()
-    place = classify(head.target.split(b"?", 1)[0].decode("ascii"))
-    principal: Principal = ANONYMOUS
-    refusal: Refusal | None = None
-    if state.stopping and not state.succeeded:
-        refusal = stopping()
+    if (
+        last is not None
+        and last.head.fields is head.fields
+        and last.at == wall
+        and last.directory is directory
+        and last.table is table
+        and last.refusal is None
+        and not state.stopping
+    ):
+        place, target, principal = last.place, last.target, last.principal
+        refusal: Refusal | None = None
     else:
-        identified = state.directory.identify(head.fields, state.wall)
-        if isinstance(identified, Refusal):
-            refusal = identified
-        else:
-            principal = identified
-            refusal = _misplaced(state, head, place)
-            if refusal is None and others_buffered + (head.length or 0) > state.config.buffered_limit:
-                refusal = overloaded()
-    if state.config.trace and refusal is None and not _TRACED.search(head.kept):
-        trace = b"traceparent: 00-%s-%s-01\r\n" % (
-            secrets.token_hex(16).encode(),
-            secrets.token_hex(8).encode(),
-        )
-        head = msgspec.structs.replace(head, kept=head.kept + trace)
-    return Asked(head, place, principal, request_id, refusal)
+        path, mark, query = head.target.partition(b"?")
+        place = classify(path.decode("ascii"))
+        target = place.path.encode() + mark + query
+        found = _received(state, head, place)
+        principal, refusal = (ANONYMOUS, found) if isinstance(found, Refusal) else (found, None)
+    if refusal is None:
+        if others_buffered + (head.length or 0) > state.config.buffered_limit:
+            refusal = overloaded()
+        elif state.config.trace:
+            head = _traced(head)
+    return Asked(head, place, target, principal, request_id, refusal, wall, directory, table)
+
+
+def _received(state: ProxyState, head: RequestHead, place: Place) -> Principal | Refusal:
+    """Who sent it, when it may go where it wants to."""
+    if state.stopping and not state.succeeded:
+        return stopping()
+    principal = state.directory.identify(head.fields, state.wall)
+    if isinstance(principal, Refusal):
+        return principal
+    return _misplaced(state, head, place) or principal
+
+
+def _traced(head: RequestHead) -> RequestHead:
+    if _TRACED.search(head.kept):
+        return head
+    trace = b"traceparent: 00-%s-%s-01\r\n" % (
+        secrets.token_hex(16).encode(),
+        secrets.token_hex(8).encode(),
+    )
+    return msgspec.structs.replace(head, kept=head.kept + trace)
 
 
 def _misplaced(state: ProxyState, head: RequestHead, place: Place) -> Refusal | None:

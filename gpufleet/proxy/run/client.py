@@ -31,6 +31,7 @@ from gpufleet.proxy.wire.openai import BodyUnreadable, peek
 from gpufleet.proxy.wire.paths import Place, Service
 from gpufleet.proxy.wire.refusal import Refusal, bad_body, malformed, overloaded, slow_client
 
+_RELAY = Service.RELAY  # see `request`
 _NOWHERE = Place(service=Service.UNKNOWN)
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
@@ -43,6 +44,7 @@ class ClientConnection(asyncio.Protocol):
         "_began_at",
         "_exchange",
         "_held",
+        "_last",
         "_last_read_at",
         "_lingering",
         "_overrun",
@@ -59,6 +61,8 @@ class ClientConnection(asyncio.Protocol):
         self._reader = RequestReader(state.config.body_limit)
         self._exchange: Exchange | None = None
         self._asked: Asked | None = None
+        self._last: Asked | None = None
+        """The last request here, also when it is answered."""
         self._upload: Upload | None = None
         self._lingering = False
         self._overrun = False
@@ -81,6 +85,8 @@ class ClientConnection(asyncio.Protocol):
         if self._lingering or self._overrun:
             return
         self._last_read_at = now = self._state.loop.time()
+        if self._exchange is None and self._paused_at is None and self._serve_whole(data, now):
+            return
         if self._reader.idle:
             self._began_at = now
         self._reader.feed(data)
@@ -118,6 +124,25 @@ class ClientConnection(asyncio.Protocol):
 
     # --- reading requests ----------------------------------------------------------------------------------------
 
+    def _serve_whole(self, data: bytes, now: float) -> bool:
+        """The short way of a request that came in one piece; False when it is not one, and nothing was done."""
+        try:
+            whole = self._reader.whole(data)
+        except ProtocolError as error:
+            self._answer(malformed(error.status, error.reason), linger=True)
+            return True
+        if whole is None:
+            return False
+        self._began_at = now
+        head, body = whole
+        state = self._state
+        self._asked = self._last = asked = admit(state, head, state.buffered, self._last)
+        if asked.refusal is not None:
+            self._answer(asked.refusal)
+        else:
+            self._dispatch(asked, body, len(body))
+        return True
+
     def _advance(self) -> None:
         """Take requests from the buffer until one is under way or more bytes are needed."""
         try:
@@ -128,7 +153,7 @@ class ClientConnection(asyncio.Protocol):
                     self._refuse_too_much()
                     return
                 if isinstance(event, bytes):
-                    self._dispatch(event, len(event))
+                    self._dispatch(self._asked, event, len(event))
                 elif self._begin(event) and self._reader.missing >= UPLOAD_FROM:
                     self._receive(self._reader.missing)
                     return
@@ -162,7 +187,7 @@ class ClientConnection(asyncio.Protocol):
         self._end_upload()
         self._reader.diverted()
         self._hold(0)
-        self._dispatch(buffer, size)
+        self._dispatch(self._asked, buffer, size)
 
     def _end_upload(self) -> None:
         if self._upload is not None and self._transport is not None:
@@ -186,7 +211,8 @@ class ClientConnection(asyncio.Protocol):
 
     def _begin(self, head: RequestHead) -> bool:
         """A head is here: everything that can be refused without the body is refused now; True when nothing was."""
-        self._asked = asked = admit(self._state, head, self._state.buffered - self._held)
+        others = self._state.buffered - self._held
+        self._asked = self._last = asked = admit(self._state, head, others, self._last)
         refusal = asked.refusal
         if refusal is not None:
             comes = head.length == 0 or not head.expects_continue
@@ -199,19 +225,21 @@ class ClientConnection(asyncio.Protocol):
             self.write(_CONTINUE)
         return True
 
-    def _dispatch(self, body: bytes | bytearray, size: int) -> None:
+    def _dispatch(self, asked: Asked | None, body: bytes | bytearray, size: int) -> None:
         """A request is whole: its body is the first `size` bytes."""
-        asked = self._asked
         if asked is None:  # for the type checker: a body follows a head
             return
         table, head, place = self._state.fleet.table, asked.head, asked.place
-        if place.service is not Service.RELAY:
+        if place.service is not _RELAY:
             page = models_answer(table, place, asked.principal, int(self._state.started))
             if isinstance(page, Refusal):
                 self._answer(page)
             else:
                 self._count(200)
-                self._write_answer(200, page, persistent=self._may_stay())
+                persistent = self._may_stay()
+                self._write_answer(200, page, persistent=persistent)
+                if not persistent:
+                    self._close()
             return
         try:
             peeked = peek(body, head.fields.get(b"content-type", b""), size)
@@ -222,19 +250,8 @@ class ClientConnection(asyncio.Protocol):
         if isinstance(pool, Refusal):
             self._answer(pool)
             return
-        query = head.target.partition(b"?")
-        exchange = Exchange(
-            self._state,
-            self,
-            head,
-            body,
-            size,
-            pool=pool,
-            target=place.path.encode() + query[1] + query[2],
-            path=place.path,
-            stream=bool(peeked.stream),
-            request_id=asked.request_id,
-        )
+        stream, now = bool(peeked.stream), self._last_read_at
+        exchange = Exchange(self._state, self, asked, body, size, pool=pool, stream=stream, now=now)
         self._exchange = exchange
         exchange.start(RequestKey(model=peeked.model or ""))
 
@@ -244,8 +261,11 @@ class ClientConnection(asyncio.Protocol):
         """`linger` while the client is still sending: closing at once would reset the answer away."""
         self._count(refusal.status)
         persistent = not linger and self._may_stay()
-        body = error_body(refusal, self._place.path)
-        self._write_answer(refusal.status, body, persistent=persistent, refusal=refusal, linger=linger)
+        self._tell(refusal, persistent=persistent)
+        if linger:
+            self._linger()
+        elif not persistent:
+            self._close()
 
     def _count(self, status: int) -> None:
         pool = self._place.pool
@@ -264,40 +284,33 @@ class ClientConnection(asyncio.Protocol):
             and not self._state.stopping
         )
 
-    def _write_answer(
-        self,
-        status: int,
-        body: bytes,
-        *,
-        persistent: bool,
-        refusal: Refusal | None = None,
-        linger: bool = False,
-        pool: bytes = b"",
-    ) -> None:
+    def _tell(self, refusal: Refusal, *, persistent: bool, pool: bytes = b"") -> None:
+        body, fields = error_body(refusal, self._place.path), refusal_fields(refusal, self._place.method)
+        self._write_answer(refusal.status, body, pool + fields, persistent=persistent)
+
+    def _write_answer(self, status: int, body: bytes, fields: bytes = b"", *, persistent: bool) -> None:
         asked = self._asked
-        fields = pool if refusal is None else pool + refusal_fields(refusal, self._place.method)
-        self.write(
-            write_answer(
-                status,
-                body,
-                request_id=asked.request_id if asked is not None else self._state.new_request_id(),
-                fields=fields,
-                persistent=persistent,
-                head_only=asked is not None and asked.head.method == "HEAD",
-            )
+        answer = write_answer(
+            status,
+            body,
+            request_id=asked.request_id if asked is not None else self._state.new_request_id(),
+            fields=fields,
+            persistent=persistent,
+            head_only=asked is not None and asked.head.method == "HEAD",
         )
-        if linger:
-            self._lingering = True
-            self._hold(0)
-            self._end_upload()
-            self._reader = RequestReader(self._state.config.body_limit)
-            self._last_read_at = self._state.loop.time()
-            if self._transport is not None and self._transport.can_write_eof():
-                self._transport.write_eof()
-        elif persistent:
+        self.write(answer)
+        if persistent:
             self._forget()
-        else:
-            self._close()
+
+    def _linger(self) -> None:
+        """Read on without a use for it, until the client has read its answer."""
+        self._lingering = True
+        self._hold(0)
+        self._end_upload()
+        self._reader = RequestReader(self._state.config.body_limit)
+        self._last_read_at = self._state.loop.time()
+        if self._transport is not None and self._transport.can_write_eof():
+            self._transport.write_eof()
 
     def _forget(self) -> None:
         """What is answered next is another request: nothing of this one may stand in its answer."""
@@ -321,17 +334,9 @@ class ClientConnection(asyncio.Protocol):
 
     def answer(self, refusal: Refusal, pool: bytes) -> None:
         """Nothing of an answer was written yet."""
-        self._exchange = None
         persistent = self._may_stay()
-        self._write_answer(
-            refusal.status,
-            error_body(refusal, self._place.path),
-            persistent=persistent,
-            refusal=refusal,
-            pool=pool,
-        )
-        if persistent:
-            self._next()
+        self._tell(refusal, persistent=persistent, pool=pool)
+        self.finished(persistent=persistent)
 
     def finished(self, *, persistent: bool) -> None:
         """The answer is whole."""

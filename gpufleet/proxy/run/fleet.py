@@ -22,6 +22,7 @@ from gpufleet.proxy.decide.load import Load
 from gpufleet.proxy.run.key_reference import resolve
 from gpufleet.proxy.run.upstream import ConnectionPool
 
+_ANSWERED, _UP = Observation.ANSWERED, Verdict.UP  # see `request`
 _LOG = logging.getLogger("gpufleet.proxy")
 _UNPROVEN = 4
 """Requests at once for a member that came back and has not answered yet."""
@@ -254,15 +255,15 @@ class Fleet:
     def observe(self, member: Member, seen: Observation) -> None:
         """Something was learnt about a member."""
         before = member.health
-        if seen is Observation.ANSWERED:
+        if seen is _ANSWERED:
             member.answers += 1
-            if before.failures == 0 and before.verdict is Verdict.UP:
+            if before.failures == 0 and before.verdict is _UP:
                 return
         after = evolve(before, seen, self._loop.time(), self._config.health, member.answers)
         member.health = after
         if after.verdict is not before.verdict:
             _LOG.warning("member %s at %s is %s: %s", member.id, member.url, after.verdict.value, seen.value)
-            if after.verdict is Verdict.UP:
+            if after.verdict is _UP:
                 member.answers_at_back, member.warmth, member.resting = member.answers, 0.0, True
             self.refresh()
 

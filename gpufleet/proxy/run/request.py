@@ -22,13 +22,13 @@ from gpufleet.proxy.decide.balance.api import RequestKey
 from gpufleet.proxy.decide.deadline import overdue
 from gpufleet.proxy.decide.health import Observation
 from gpufleet.proxy.decide.retry import RETRIED_STATUSES, Failure, Next, decide
+from gpufleet.proxy.run.admission import Asked
 from gpufleet.proxy.run.fleet import LivePool, Seat
 from gpufleet.proxy.run.state import Downstream, ProxyState
 from gpufleet.proxy.run.upstream import UpstreamConnection
 from gpufleet.proxy.wire.chunked import ProtocolError
 from gpufleet.proxy.wire.heads import (
     Framing,
-    RequestHead,
     ResponseHead,
     write_request_head,
     write_response_head,
@@ -46,6 +46,12 @@ class _Phase(Enum):
     WAITING = auto()
     RELAYING = auto()
     ENDED = auto()
+
+
+# Bound to names of the module: Python 3.11 takes as long for `Enum.MEMBER` as for three calls.
+_CHOOSING, _CONNECTING, _WAITING, _RELAYING, _ENDED = _Phase
+_, _LENGTH, _CHUNKED, _CLOSE = Framing
+_ANSWERED = Observation.ANSWERED
 
 
 class Exchange:
@@ -84,27 +90,25 @@ class Exchange:
         self,
         state: ProxyState,
         client: Downstream,
-        head: RequestHead,
+        asked: Asked,
         body: bytes | bytearray,
         size: int,
         *,
         pool: LivePool,
-        target: bytes,
-        path: str,
         stream: bool,
-        request_id: bytes,
+        now: float,
     ) -> None:
         self._state = state
         self._client = client
-        self._head = head
+        self._head = asked.head
+        self._target = asked.target
+        self._path = path = asked.place.path
+        self._request_id = asked.request_id
         self._body = body
         self._size = size
         self._pool = pool
-        self._target = target
-        self._path = path
         self._stream = stream
-        self._request_id = request_id
-        self._phase = _Phase.CHOOSING
+        self._phase = _CHOOSING
         self._ranked: Sequence[str] = ()
         self._others_tried = 0
         self._fresh_tried = False
@@ -118,7 +122,7 @@ class Exchange:
         self._counts = not stream or "completions" not in path or size > 32 * TAIL or b"include_usage" in body
         self._tail = b""
         self._stays = False  # what the client was told: whether it may send another request
-        self._started_at = self._last_byte_at = state.loop.time()
+        self._started_at = self._last_byte_at = now
         self._first_byte_at: float | None = None
         state.in_flight += 1
         state.buffered += size
@@ -137,7 +141,7 @@ class Exchange:
         pool = seat.member.connections
         connection = None if fresh else pool.take(self)
         if connection is None:
-            self._phase = _Phase.CONNECTING
+            self._phase = _CONNECTING
             self._connecting = pool.connect(self)
         else:
             self._send(connection)
@@ -154,7 +158,7 @@ class Exchange:
 
     def on_connected(self, connection: UpstreamConnection) -> None:
         self._connecting = None
-        if self._phase is not _Phase.CONNECTING:
+        if self._phase is not _CONNECTING:
             connection.close()
             return
         self._send(connection)
@@ -163,7 +167,7 @@ class Exchange:
         seat = self._seat
         if seat is None:  # for the type checker: an attempt has a seat
             return
-        self._phase = _Phase.WAITING
+        self._phase = _WAITING
         self._connection = connection
         head = self._head
         member = seat.member
@@ -177,7 +181,7 @@ class Exchange:
     def on_connect_failed(self, reason: str) -> None:
         self._connecting = None
         seat = self._seat
-        if self._phase is not _Phase.CONNECTING or seat is None:
+        if self._phase is not _CONNECTING or seat is None:
             return
         self._state.fleet.observe(seat.member, Observation.CONNECT_FAILED)
         self._failed(Failure.CONNECT, upstream_failed(f"The engine was not reached: {reason}"))
@@ -186,13 +190,13 @@ class Exchange:
         seat, connection = self._seat, self._connection
         if seat is None or connection is None:
             return
-        self._state.fleet.observe(seat.member, Observation.ANSWERED)
+        self._state.fleet.observe(seat.member, _ANSWERED)
         if head.status in RETRIED_STATUSES and self._after(Failure.BUSY) is Next.OTHER_MEMBER:
             self._drop_connection(reusable=connection.skip(head, body))
             self._failed(Failure.BUSY, no_healthy_members())
             return
         self._response = head
-        self._phase = _Phase.RELAYING
+        self._phase = _RELAYING
         self._forget_body()
         content = self._answer_head(head, seat)
         if body or connection.reader.complete:
@@ -237,7 +241,8 @@ class Exchange:
         if content:
             self._client.write(content)
         if self._counts and (not self._stream or self._tail or MARK in received):
-            self._tail = (self._tail + received)[-2 * TAIL :]
+            tail = self._tail + received if self._tail else received
+            self._tail = tail[-2 * TAIL :] if len(tail) > 2 * TAIL else tail
         if reader.complete:
             self._complete(connection)
 
@@ -246,18 +251,18 @@ class Exchange:
         if self._stream and first is not None and pieces > 1:
             self._state.metrics.gap.observe((self._last_byte_at - first) / (pieces - 1), (self._pool.name,))
         reusable = response is not None and response.persistent and not connection.reader.overrun
-        self._drop_connection(reusable=reusable)
-        self._end(str(response.status) if response is not None else "502")
+        self._drop_connection(reusable=reusable, now=self._last_byte_at)
+        self._end(str(response.status) if response is not None else "502", now=self._last_byte_at)
         self._client.finished(persistent=self._stays)
 
     def on_lost(self, reason: str) -> None:
         connection, self._connection = self._connection, None
-        if self._phase is _Phase.RELAYING and connection is not None:
+        if self._phase is _RELAYING and connection is not None:
             if connection.reader.complete:
                 self._complete(connection)
             else:
                 self._broken(upstream_failed("upstream connection lost"), gap=connection.reader.chunk_gap)
-        elif self._phase is _Phase.WAITING and connection is not None:
+        elif self._phase is _WAITING and connection is not None:
             stale = connection.kept and not connection.touched
             why = upstream_failed(f"The engine did not answer: {reason}")
             self._failed(Failure.STALE if stale else Failure.SENT, why)
@@ -309,16 +314,16 @@ class Exchange:
         self._state.metrics.upstream_failures.add((self._pool.name, seat.id, "streaming"))
         self._state.fleet.observe(seat.member, Observation.BROKEN)
         self._end(str(refusal.status))
-        chunked = response.framing is Framing.CHUNKED and not self._unchunk
-        speaks = response.is_event_stream and response.framing is not Framing.LENGTH
+        chunked = response.framing is _CHUNKED and not self._unchunk
+        speaks = response.is_event_stream and response.framing is not _LENGTH
         words = last_words(self._path, refusal, gap, chunked=chunked) if speaks else b""
         if words:
             self._client.write(words)
-        self._client.cut(hard=not words and (response.framing is Framing.CLOSE or self._unchunk))
+        self._client.cut(hard=not words and (response.framing is _CLOSE or self._unchunk))
 
     def client_gone(self) -> None:
         """The client left: the engine stops at once, in whatever phase."""
-        if self._phase is _Phase.ENDED:
+        if self._phase is _ENDED:
             return
         self._state.metrics.client_gone.add((self._pool.name,))
         self._drop_connection(reusable=False)
@@ -339,9 +344,9 @@ class Exchange:
         refusal = upstream_timeout(f"The engine was too slow: {late}")
         connection = self._connection
         self._drop_connection(reusable=False)
-        if self._phase is _Phase.RELAYING:
+        if self._phase is _RELAYING:
             self._broken(refusal, gap=connection.reader.chunk_gap if connection is not None else None)
-        elif self._phase is not _Phase.ENDED:
+        elif self._phase is not _ENDED:
             if self._seat is not None:
                 self._state.fleet.observe(self._seat.member, Observation.LATE)
             self._refuse(refusal)
@@ -357,44 +362,37 @@ class Exchange:
         if self._connection is not None:
             self._connection.resume()
 
-    def _drop_connection(self, *, reusable: bool) -> None:
+    def _drop_connection(self, *, reusable: bool, now: float | None = None) -> None:
         connecting, self._connecting = self._connecting, None
         if connecting is not None:
             connecting.cancel()
         connection, self._connection = self._connection, None
         if connection is not None:
-            connection.give_back(self._state.loop.time(), reusable=reusable)
+            connection.give_back(self._state.loop.time() if now is None else now, reusable=reusable)
 
-    def _end(self, code: str) -> None:
-        if self._phase is _Phase.ENDED:
+    def _end(self, code: str, *, now: float | None = None) -> None:
+        if self._phase is _ENDED:
             return
-        self._phase = _Phase.ENDED
+        self._phase = _ENDED
         self._release()
         state = self._state
         state.in_flight -= 1
-        self._forget_body()
-        pool, endpoint, started = self._pool.name, self._seat.id if self._seat else "", self._started_at
-        state.metrics.requests.add((pool, endpoint, code))
-        state.metrics.duration.observe(state.loop.time() - started, (pool,))
-        tokens = state.metrics.count_tokens(pool, endpoint, self._tail) if self._tail else {}
+        if self._size:
+            self._forget_body()
+        pool, endpoint = self._pool.name, self._seat.id if self._seat else ""
+        seconds = (state.loop.time() if now is None else now) - self._started_at
+        tokens = state.metrics.ended(pool, endpoint, code, seconds, self._tail)
         if state.access is not None and state.access.wants(int(code)):
             request = (self._head, self._request_id, int(code), pool, endpoint, self._stream)
-            state.access.note(*request, started, self._first_byte_at, tokens)
-
-    def _client_may_stay(self) -> bool:
-        response = self._response
-        return (
-            self._head.persistent
-            and not self._state.stopping
-            and response is not None
-            and response.framing is not Framing.CLOSE
-            and not self._unchunk
-        )
+            state.access.note(*request, self._started_at, self._first_byte_at, tokens)
 
     def _answer_head(self, head: ResponseHead, seat: Seat) -> bytes:
-        self._unchunk = head.framing is Framing.CHUNKED and self._head.minor == 0
+        asked = self._head
+        self._unchunk = head.framing is _CHUNKED and asked.minor == 0
+        self._stays = (
+            asked.persistent and not self._state.stopping and head.framing is not _CLOSE and not self._unchunk
+        )
         fields = b"x-request-id: %s\r\n%s" % (self._request_id, seat.tail)
         if head.status == 503 and b"retry-after" not in head.fields:
             fields += b"Retry-After: 1\r\n"  # an engine never says when; without it clients are back within a second
-        self._stays = self._client_may_stay()
-        return write_response_head(head, fields=fields, minor=self._head.minor, persistent=self._stays)
+        return write_response_head(head, fields=fields, minor=asked.minor, persistent=self._stays)

@@ -133,9 +133,9 @@ class ProxyState:
         self.wall = clock.now().timestamp()
         """Seconds since 1970, as of the last tick."""
         self.started = self.wall
-        self._prefix = secrets.token_hex(6)
+        self._prefix = secrets.token_hex(6).encode()
         self._numbers = itertools.count(1)
 
     def new_request_id(self) -> bytes:
         """Unique over processes and restarts."""
-        return b"%s-%x" % (self._prefix.encode(), next(self._numbers))
+        return b"%s-%x" % (self._prefix, next(self._numbers))

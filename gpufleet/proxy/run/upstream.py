@@ -13,7 +13,7 @@ from collections import deque
 from typing import Protocol, cast
 
 from gpufleet.proxy.wire.chunked import ProtocolError
-from gpufleet.proxy.wire.heads import HeadMemory, ResponseHead
+from gpufleet.proxy.wire.heads import ResponseHead
 from gpufleet.proxy.wire.http1 import ResponseReader
 
 _ONE_WRITE = 128 * 1024
@@ -48,7 +48,6 @@ class UpstreamConnection(asyncio.Protocol):
     """One socket to one engine. Serves one exchange at a time."""
 
     __slots__ = (
-        "_memory",
         "_paused",
         "exchange",
         "head_seen",
@@ -64,9 +63,8 @@ class UpstreamConnection(asyncio.Protocol):
         self.owner = owner
         self.exchange: Exchange | None = None
         self.transport: asyncio.Transport | None = None
-        self._memory = HeadMemory()
         self._paused = False
-        self.reader = ResponseReader(self._memory)
+        self.reader = ResponseReader()
         self.head_seen = False
         self.touched = False
         """A byte of the answer has arrived."""
@@ -84,7 +82,7 @@ class UpstreamConnection(asyncio.Protocol):
         transport = self.transport
         if transport is None:
             return
-        self.reader = ResponseReader(self._memory)
+        self.reader.begin()
         self.head_seen = self.touched = False
         if len(body) <= _ONE_WRITE:
             transport.write(head + body)
@@ -140,7 +138,8 @@ class UpstreamConnection(asyncio.Protocol):
     def give_back(self, now: float, *, reusable: bool) -> None:
         """The answer is whole."""
         self.exchange = None
-        self.resume()  # the last piece may have been more than its client could take; the next client is another
+        if self._paused:  # the last piece was more than its client could take; the next client is another
+            self.resume()
         transport = self.transport
         if not reusable or self.owner.closed or transport is None or not _clean(transport):
             self.close()

@@ -22,8 +22,12 @@ from gpufleet.proxy.wire.heads import (
     ResponseHead,
 )
 
+# Bound to names of the module: Python 3.11 takes as long for `Enum.MEMBER` as for three calls.
+_NONE, _LENGTH, _CHUNKED, _CLOSE = Framing
 _BARE_LINE_FEED = re.compile(rb"(?<!\r)\n")
 _VERSION = b"HTTP/1."
+_RETURN = 13
+"""Empty lines may stand in front of a request."""
 _EMPTY_LINES = re.compile(rb"(?:\r\n)++")
 
 
@@ -81,6 +85,20 @@ class RequestReader:
         return len(self._buffer) + (
             len(self._content) if head.length is None else head.length - self._missing
         )
+
+    def whole(self, received: bytes) -> tuple[RequestHead, bytes] | None:
+        """A request that is all of `received`, as most are, when nothing else is here; else None, and nothing is taken.
+
+        Says what `feed` and `next_event` would say, at half their cost.
+        """
+        end = received.find(b"\r\n\r\n") + 4
+        if not 4 < end <= HEAD_LIMIT or self._buffer or self._head is not None or received[0] == _RETURN:
+            return None
+        head = self._memory.request(received[:end])
+        length = head.length
+        if length != len(received) - end or head.expects_continue or length > self._body_limit:
+            return None
+        return head, received[end:]
 
     def feed(self, received: bytes) -> None:
         """Take what the socket gave."""
@@ -187,10 +205,14 @@ class ResponseReader:
 
     __slots__ = ("_buffer", "_chunks", "_framing", "_left", "_memory", "complete", "overrun", "pieces")
 
-    def __init__(self, memory: HeadMemory | None = None) -> None:
-        self._memory = memory or HeadMemory()
+    def __init__(self) -> None:
+        self._memory = HeadMemory()
+        self.begin()
+
+    def begin(self) -> None:
+        """Another answer is next."""
         self._buffer = b""
-        self._framing = Framing.NONE
+        self._framing = _NONE
         self._left = 0
         self._chunks: ChunkFollower | None = None
         self.pieces = 0
@@ -223,8 +245,8 @@ class ResponseReader:
         self._buffer = b""
         self._framing = head.framing
         self._left = head.length
-        self._chunks = ChunkFollower() if head.framing is Framing.CHUNKED else None
-        self.complete = head.framing is Framing.NONE or (head.framing is Framing.LENGTH and head.length == 0)
+        self._chunks = ChunkFollower() if head.framing is _CHUNKED else None
+        self.complete = head.framing is _NONE or (head.framing is _LENGTH and head.length == 0)
         if self.complete and buffer:
             self.overrun = True
         return head, buffer
@@ -244,7 +266,7 @@ class ResponseReader:
             self.complete = self._chunks.complete
         else:
             taken = size
-            if self._framing is Framing.LENGTH:
+            if self._framing is _LENGTH:
                 taken = min(size, self._left)
                 self._left -= taken
                 self.complete = self._left == 0
@@ -256,7 +278,7 @@ class ResponseReader:
 
     def closed(self) -> bool:
         """The peer closed the connection in order, not by a reset; True when the answer is whole."""
-        if self._framing is Framing.CLOSE:
+        if self._framing is _CLOSE:
             self.complete = True
         return self.complete
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 import msgspec
 
 from gpufleet.proxy.wire.refusal import Refusal
-from gpufleet.proxy.wire.skim import STAND_IN, skim
+from gpufleet.proxy.wire.skim import SKIMMED_FROM, STAND_IN, skim
 
 
 class Peek(msgspec.Struct, frozen=True, gc=False):
@@ -47,7 +47,8 @@ def peek(body: bytes | bytearray, content_type: bytes, size: int | None = None) 
     if not size:
         return Peek()
     try:
-        peeked = _DECODER.decode(skim(body, size))
+        whole = size == len(body) and size < SKIMMED_FROM
+        peeked = _DECODER.decode(body if whole else skim(body, size))
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise BodyUnreadable(f"the body is not a JSON request: {error}") from None
     if peeked.model == STAND_IN:

@@ -85,6 +85,16 @@ def test_round_robin_neither_skips_nor_repeats_while_members_come_and_go(data):
         waits[first] = 0
 
 
+@given(steps=st.lists(st.integers(0, 4), max_size=40))
+def test_round_robin_remembers_members_and_says_what_it_would_without(steps):
+    """The same tuple asked again is answered from memory; a list is looked at each time."""
+    remembering, looking = POLICIES["round-robin"](), POLICIES["round-robin"]()
+    kinds = [tuple(kind) for kind in (views(3), views(5)[2:], views(1), (), views(4))]
+    for step in steps:
+        remembered = remembering.rank(kinds[step], KEY, random.Random(1))
+        assert list(remembered) == list(looking.rank(list(kinds[step]), KEY, random.Random(1)))
+
+
 def test_round_robin_goes_on_after_a_member_left():
     policy = POLICIES["round-robin"]()
     three = views(3)

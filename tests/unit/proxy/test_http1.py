@@ -58,6 +58,54 @@ def test_any_cut_gives_the_same_events(which, points):
     assert events(cut(which, points)) == events([which])
 
 
+def short_way(content):
+    """What `whole` says of these bytes, as `events` would; None when it leaves them to the long way."""
+    try:
+        whole = RequestReader(LIMIT).whole(content)
+    except ProtocolError as error:
+        return [error.status]
+    return None if whole is None else [(whole[0].method, whole[0].target, whole[0].kept), whole[1]]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [CHAT + b"Content-Length: 5\r\n\r\nhello", b"GET /v1/models HTTP/1.1\r\nHost: a\r\n\r\n"],
+)
+def test_a_request_in_one_piece_takes_the_short_way(content):
+    assert short_way(content) == events([content])
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        *(request for request in REQUESTS[1:4]),
+        CHAT + b"Content-Length: 5000\r\n\r\n" + b"x" * 5000,
+        CHAT + b"Content-Length: 5\r\nExpect: 100-continue\r\n\r\nhello",
+        CHAT + b"Content-Length: 5\r\n\r\nhell",
+        CHAT + b"Content-Length: 5\r\n\r\nhello!",
+    ],
+)
+def test_what_is_more_or_less_than_one_request_takes_the_long_way(content):
+    assert short_way(content) is None
+
+
+@given(which=st.sampled_from(REQUESTS), start=st.integers(0, 80), noise=st.binary(max_size=6))
+def test_both_ways_say_the_same(which, start, noise):
+    content = which[:start] + noise + which[start:]
+    short = short_way(content)
+    assert short is None or short == events([content])
+
+
+def test_the_short_way_is_closed_while_another_request_is_here():
+    reader = RequestReader(LIMIT)
+    reader.feed(CHAT)
+    assert reader.whole(b"Content-Length: 5\r\n\r\nhello") is None
+    assert reader.next_event() is None
+    reader.feed(b"Content-Length: 5\r\n\r\n")
+    assert reader.next_event() is not None
+    assert reader.whole(REQUESTS[0]) is None
+
+
 @pytest.mark.parametrize("content", REQUESTS)
 def test_byte_by_byte_gives_the_same_events(content):
     assert events([content[i : i + 1] for i in range(len(content))]) == events([content])

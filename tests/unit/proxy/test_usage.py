@@ -44,7 +44,8 @@ def test_tokens(tail, tokens):
 def test_counted_by_pool_member_and_kind():
     metrics = ProxyMetrics()
     for _ in range(2):
-        metrics.count_tokens(
-            "p", "h/0", b'"usage":{"prompt_tokens":5,"total_tokens":7,"completion_tokens":2}'
+        metrics.ended(
+            "p", "h/0", "200", 0.1, b'"usage":{"prompt_tokens":5,"total_tokens":7,"completion_tokens":2}'
         )
     assert metrics.tokens.values == {("p", "h/0", "prompt"): 10.0, ("p", "h/0", "completion"): 4.0}
+    assert metrics.requests.values == {("p", "h/0", "200"): 2.0}

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Protocol
+
+import msgspec
 
 from gpufleet.proxy.decide.load import Load
 
@@ -48,9 +49,8 @@ class EndpointView(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RequestKey:
-    """What a policy may know of a request.
+class RequestKey(msgspec.Struct, frozen=True, gc=False):
+    """What a policy may know of a request. A Struct, since one is made for each: a dataclass costs ten times as much.
 
     Attributes:
         blocks: keys of the prompt's blocks, each depending on all before it; empty unless a policy asks for them.
