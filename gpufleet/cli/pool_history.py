@@ -81,7 +81,7 @@ def rollback(
 
     with wiring.fleet_tools(current()) as tools:
         wanted = _wanted(tools.store, _known(tools.store, name), to)
-        pool = pool_of(wanted, f"revision {wanted.revision}")
+        pool = wishes.still_there(tools.inventory, pool_of(wanted, f"revision {wanted.revision}"))
         order = wishes.strategy_of(strategy, max_unavailable, "", None, None)
         if order:
             pool = wishes.altered(pool, {"strategy": order})

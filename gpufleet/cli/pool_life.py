@@ -29,8 +29,9 @@ from gpufleet.errors import ExitCode, Interrupted, UsageError
 if TYPE_CHECKING:
     from gpufleet.deploy.log_reading import LogLine
     from gpufleet.deploy.tools import Tools
+    from gpufleet.inventory.model import Host
     from gpufleet.names import PoolName
-    from gpufleet.pools.model import Endpoint
+    from gpufleet.pools.model import Endpoint, Pool
 
 
 def create(  # options, given by name
@@ -53,10 +54,19 @@ def create(  # options, given by name
     from gpufleet.cli import pool_wishes as wishes
     from gpufleet.deploy.audit import Line, audited
     from gpufleet.deploy.commit import begin
+    from gpufleet.inventory.select import select
 
     changes = wishes.changes_of(model, hosts, None, algorithm, image, engine_arg, gpus, mig)
     with wiring.fleet_tools(current()) as tools:
+        if "model" not in changes and wishes.base(tools.inventory, tools.store, name, file) is None:
+            raise UsageError(
+                f"which model is pool {name} to serve?",
+                hints=("give --model MODEL, or define the pool in the inventory or in pools/*.yaml",),
+            )
         pool = replace(wishes.wanted(tools.inventory, tools.store, name, file, changes), replicas=0)
+        select(
+            tools.inventory, pool.hosts, where=pool.hosts_at
+        )  # a pool of hosts that nobody knows could do nothing
         with audited(tools, Line(command=f"pool create {pool.name}", pool=pool.name)):
             generation = begin(
                 tools.store, pool, tools.engine, at=tools.change.clock.now().isoformat(timespec="seconds")
@@ -71,7 +81,7 @@ def create(  # options, given by name
 
 def scale(
     name: Name,
-    replicas: Annotated[int, typer.Argument(metavar="N", help="How many replicas.", min=1, max=1000)],
+    replicas: Annotated[int, typer.Argument(metavar="N", help="How many replicas.", max=1000)],
     dry_run: DryRun = False,
     check: Check = False,
 ) -> None:
@@ -87,9 +97,20 @@ def scale(
     from gpufleet.pools.mistakes import NAME
     from gpufleet.pools.record import pool_of
 
+    if replicas < 1:
+        raise UsageError(
+            f"pool {name} cannot be scaled to {replicas}",
+            hints=(
+                f"gpufleet pool delete {name} takes it away; gpufleet pool drain keeps its replicas idle",
+            ),
+        )
     with wiring.fleet_tools(current()) as tools:
         known = tools.store.record(PoolName(name)) if NAME.fullmatch(name) else None
-        pool = pool_of(known) if known else wishes.wanted(tools.inventory, tools.store, name, None, {})
+        pool = (
+            wishes.still_there(tools.inventory, pool_of(known))
+            if known
+            else wishes.wanted(tools.inventory, tools.store, name, None, {})
+        )
         defined = named(tools.inventory, name)
         if defined is not None and defined.replicas != replicas:
             warn(
@@ -223,7 +244,7 @@ def delete(
         if name not in known:
             raise unknown(name, known)
         definition = wishes.base(tools.inventory, tools.store, name, None)
-        hosts = wiring.select(tools.inventory, definition.hosts if definition else ())
+        hosts = _where_it_may_be(tools, definition)
         command = f"pool delete {name}"
         deletion = prepare_deletion(
             tools, PoolName(name), hosts, command=command, keep=keep_members, force=force, drain=not no_drain
@@ -246,6 +267,16 @@ def delete(
             raise Interrupted("not confirmed; nothing was changed")
         done = carry_out(tools, deletion)
     raise finish(pool_text.done_answer("pool delete", name, done))
+
+
+def _where_it_may_be(tools: Tools, definition: Pool | None) -> tuple[Host, ...]:
+    """Hosts to look at beside those of the record; one that left the inventory keeps no pool from going."""
+    from gpufleet.inventory.select import surviving
+
+    if definition is None:
+        return wiring.select(tools.inventory, ())
+    kept, _ = surviving(tools.inventory, definition.hosts)
+    return wiring.select(tools.inventory, kept) if kept else ()
 
 
 COMMANDS: Mapping[str, Callable[..., None]] = {

@@ -188,11 +188,14 @@ def candidates(name: OptionalName = "", hosts: Hosts = None) -> None:
     from gpufleet.cli import pool_wishes as wishes
     from gpufleet.cli.candidates_text import candidate_row, candidates_text
     from gpufleet.deploy.adoption import candidates as look
+    from gpufleet.pools.load import named
 
     with wiring.fleet_tools(current()) as tools:
         pool = wishes.base(tools.inventory, tools.store, name, None) if name else None
         if name and pool is None:
             _check_known(tools.inventory, tools.store, name)
+        if pool is not None and not hosts and named(tools.inventory, name) is None:
+            pool = wishes.still_there(tools.inventory, pool)
         words = tuple(hosts or ()) or (pool.hosts if pool else ())
         found = look(tools, wiring.select(tools.inventory, words))
     rows = [candidate_row(one, pool) for one in found.running]
@@ -278,6 +281,9 @@ def _said_here(
         )
         written |= store.record(PoolName(name)) != record_before
     outcome = "committed" if written or generation != before else "no_change"
+    route = next((pool for pool in store.routes().pools if pool.name == name), None)
+    if route is not None and route.endpoints and all(one.state != "active" for one in route.endpoints):
+        warn(f"pool {name}: every replica is drained: clients are answered 503 until one is undrained")
     if outcome == "committed":
         line = Line(command=" ".join((command, name, *replicas)), pool=name)
         append(tools.change.state_dir, tools.change.clock, tools.change.operator, line, warn)

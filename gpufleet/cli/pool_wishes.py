@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from gpufleet.errors import UsageError
+from gpufleet.cli.console import warn
+from gpufleet.errors import SelectionError, UsageError
 from gpufleet.inventory.model import Inventory
+from gpufleet.inventory.select import surviving
 from gpufleet.located import Located, Problems
 from gpufleet.names import PoolName, ReplicaId
 from gpufleet.pools.document import from_model, to_model
@@ -66,9 +69,34 @@ def wanted(
     found = base(inventory, store, name, file)
     if found is None and "model" not in changes:
         raise unknown(name, known_names(inventory, store))
+    if found is not None and "hosts" not in changes and file is None and named(inventory, name) is None:
+        found = still_there(inventory, found)
     if found is not None and not changes:
         return found
     return altered(found, changes, name)
+
+
+def still_there(inventory: Inventory, pool: Pool) -> Pool:
+    """A pool as it was deployed, without the hosts that left the inventory since, which is said.
+
+    Raises:
+        SelectionError: none of its hosts is left.
+    """
+    kept, lost = surviving(inventory, pool.hosts)
+    if not lost:
+        return pool
+    if not kept:
+        raise SelectionError(
+            f"no host of pool {pool.name} is in the inventory any more: {', '.join(lost)}",
+            hints=(
+                f"gpufleet pool deploy {pool.name} --hosts SELECTOR names others",
+                f"gpufleet pool delete {pool.name} --force forgets it",
+            ),
+        )
+    warn(
+        f"pool {pool.name} was deployed on {', '.join(lost)}, which the inventory does not know any more: left out"
+    )
+    return replace(pool, hosts=kept)
 
 
 def altered(found: Pool | None, changes: Mapping[str, object], name: str = "") -> Pool:

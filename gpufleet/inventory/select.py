@@ -51,6 +51,20 @@ def select(inventory: Inventory, words: Sequence[str], *, where: str = "") -> tu
     return hosts
 
 
+def surviving(inventory: Inventory, words: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The words of a selector that still mean something, and those that match nothing any more.
+
+    Where a selector names hosts and none of them is left, nothing survives: what it takes away would select all others.
+    """
+    terms = [term.strip() for word in words for term in word.split(",") if term.strip()]
+    lost = tuple(term for term in terms if not _matching(inventory, term.removeprefix("!").strip()))
+    kept = tuple(term for term in terms if term not in lost)
+    named = any(not term.startswith("!") for term in terms)
+    if named and all(term.startswith("!") for term in kept):
+        return (), lost
+    return kept or (() if named else ("all",)), lost
+
+
 def _unknown(rows: Sequence[ErrorRow], where: str) -> SelectionError:
     if len(rows) == 1:
         hints = (rows[0].hint,) if rows[0].hint else ()

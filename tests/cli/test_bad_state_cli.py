@@ -14,7 +14,7 @@ from gpufleet.change.records import journal_file
 from gpufleet.errors import FleetError
 from tests.cli.test_two_operators_cli import ann as desk
 from tests.cli.test_two_operators_cli import held
-from tests.kit.deploy_site import Site
+from tests.kit.deploy_site import IMAGE, Site
 
 __all__ = ["desk", "held"]
 
@@ -163,3 +163,63 @@ def test_of_two_deploys_of_one_pool_at_once_one_at_most_goes_on_and_both_are_tol
     if "committed" not in endings:
         assert site.deploy().outcome == "committed"
     assert site.leases() == []
+
+
+@pytest.fixture
+def named(desk):
+    """A pool that was deployed on two hosts by their names, one of which left the inventory since."""
+    hosts = ("--hosts", "gpu-01", "--hosts", "gpu-02")
+    words = ("--model", "qwen/qwen2.5", "--image", IMAGE, *hosts, "--replicas", "2")
+    assert desk.json("pool", "deploy", "named", *words, "--yes")["outcome"] == "committed"
+    inventory = desk.path / "inventory.yaml"
+    inventory.write_text(inventory.read_text().replace("  gpu-02: {address: 127.77.0.2}\n", ""))
+    return desk
+
+
+def test_a_pool_that_names_a_host_which_left_the_inventory_goes_on_without_it(named):
+    for asked in ("plan named", "candidates named", "rollback named --to 1 --dry-run", "scale named 1 --yes"):
+        code, said = named.run("pool", *asked.split())
+        assert code == 0, said
+        assert "was deployed on gpu-02, which the inventory does not know any more: left out" in said.err
+    refused = named.json("pool", "deploy", "named", "--hosts", "gpu-02", "--yes")
+    assert (refused["exit"], "unknown host `gpu-02`" in refused["error"]["message"]) == (2, True)
+
+
+def test_a_pool_that_names_a_host_which_left_the_inventory_can_be_forgotten(named):
+    refused = named.json("pool", "delete", "named", "--yes")
+    assert (refused["exit"], refused["error"]["rows"][0]["where"]) == (4, "gpu-02")
+    assert named.json("pool", "delete", "named", "--force", "--yes")["outcome"] == "committed"
+    assert [len(found) for found in named.containers().values()] == [0, 1]  # nobody can reach the other
+    assert [pool["pool"] for pool in named.json("pool", "list")["pools"]] == ["chat"]
+
+
+def test_a_pool_of_which_no_host_is_left_says_what_to_do(desk):
+    words = ("--model", "qwen/qwen2.5", "--image", IMAGE, "--hosts", "gpu-02,!gpu-01")
+    assert desk.json("pool", "deploy", "named", *words, "--yes")["outcome"] == "committed"
+    inventory = desk.path / "inventory.yaml"
+    inventory.write_text(inventory.read_text().replace("  gpu-02: {address: 127.77.0.2}\n", ""))
+    for asked in (("scale", "named", "2"), ("deploy", "named"), ("candidates", "named")):
+        refused = desk.json("pool", *asked, *([] if asked[0] == "candidates" else ["--yes"]))
+        assert refused["exit"] == 2
+        assert "no host of pool named is in the inventory any more: gpu-02" in refused["error"]["message"]
+        assert "--force" in refused["error"]["hints"][-1]
+    assert desk.containers()["gpu-01"] == []
+    assert desk.json("pool", "delete", "named", "--force", "--yes")["outcome"] == "committed"
+    assert [pool["pool"] for pool in desk.json("pool", "list")["pools"]] == ["chat"]
+
+
+def test_a_pool_is_not_created_where_nobody_can_put_it_nor_without_a_model(desk):
+    refused = desk.json("pool", "create", "lost", "--model", "m", "--hosts", "nobody")
+    assert (refused["exit"], "unknown host `nobody`" in refused["error"]["message"]) == (2, True)
+    refused = desk.json("pool", "create", "lost")
+    assert (refused["exit"], "which model" in refused["error"]["message"]) == (2, True)
+    assert "lost" not in [pool["pool"] for pool in desk.json("pool", "list")["pools"]]
+    refused = desk.json("pool", "scale", "chat", "0")
+    assert (refused["exit"], "pool delete chat" in refused["error"]["hints"][0]) == (2, True)
+
+
+def test_whoever_drains_the_last_replica_is_told(desk):
+    assert desk.json("pool", "deploy", "chat", "--yes")["outcome"] == "committed"
+    assert "503" not in desk.run("pool", "drain", "chat", "gpu-01/0")[1].err
+    assert "every replica is drained" in desk.run("pool", "drain", "chat", "gpu-02/0")[1].err
+    assert "every replica" not in desk.run("pool", "undrain", "chat", "gpu-02/0")[1].err

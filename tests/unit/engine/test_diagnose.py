@@ -253,3 +253,20 @@ def test_collected_samples_give_their_ids_and_phases():
     assert {name: one.id if one else None for name, one in reached.items()} == {
         name: name for name in reached
     }
+
+
+@pytest.mark.skipif(
+    not SHARED.exists(), reason="the collection of failure samples is not beside this checkout"
+)
+def test_of_two_collected_samples_the_first_real_one_is_told_whatever_wraps_it():
+    samples = {one["id"]: one["sample"] for one in yaml.safe_load(SHARED.read_text())["signatures"]}
+    real = {name: text for name, text in samples.items() if KINDS[name] in {Kind.PERMANENT, Kind.TRANSIENT}}
+    wrappers = [text for name, text in samples.items() if KINDS[name] is Kind.WRAPPER]
+    assert len(wrappers) >= 3
+    assert len(real) > 40
+    wrong = [
+        (first, second)
+        for (first, one), (second, other) in itertools.permutations(real.items(), 2)
+        if cause_of(f"{wrappers[0]}\n{one}\nsomething else\n{other}\n{wrappers[-1]}\n") != first
+    ]
+    assert wrong == []

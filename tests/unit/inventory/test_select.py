@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from gpufleet.errors import SelectionError
 from gpufleet.inventory.model import Address, Host, Inventory
-from gpufleet.inventory.select import select
+from gpufleet.inventory.select import select, surviving
 from gpufleet.names import HostName
 
 
@@ -107,3 +107,22 @@ def test_any_word_selects_or_is_refused(word):
     except SelectionError:
         return
     assert found
+
+
+@pytest.mark.parametrize(
+    ("words", "kept", "lost"),
+    [
+        (("all",), ("all",), ()),
+        (("gone",), (), ("gone",)),
+        (("gone,!gone-too", "*"), ("*",), ("gone", "!gone-too")),
+        (("!gone",), ("all",), ("!gone",)),
+    ],
+)
+def test_what_survives_of_a_selector(words, kept, lost):
+    assert surviving(FLEET, words) == (kept, lost)
+
+
+def test_nothing_survives_of_a_selector_whose_names_are_gone_but_what_it_takes_away():
+    known = next(iter(FLEET.hosts))
+    assert surviving(FLEET, ("gone", f"!{known}")) == ((), ("gone",))
+    assert surviving(FLEET, (f"!{known}",)) == ((f"!{known}",), ())
