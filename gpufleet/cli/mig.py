@@ -83,6 +83,8 @@ Gpus = Annotated[
 @app.command()
 def profiles(gpus: Gpus = None) -> None:
     """Show the profiles that each GPU offers, how many fit now, and where they may start."""
+    from dataclasses import asdict
+
     from gpufleet.cli import mig_look
     from gpufleet.mig.geometry import free_count
 
@@ -100,15 +102,19 @@ def profiles(gpus: Gpus = None) -> None:
                     "memory_gib": profile.memory_gib,
                     "free": free,
                     "total": profile.total,
+                    "engines": asdict(profile.engines) if profile.engines else None,
                     "placements": [{"start": start, "size": profile.size} for start in profile.starts],
                 }
             )
             starts = ",".join(str(start) for start in profile.starts)
             counts = f"{free}/{profile.total}"
             gib = "unknown" if profile.memory_gib is None else f"{profile.memory_gib:g}"
-            rows.append((one.name, profile.name, str(profile.id), gib, counts, starts, str(profile.size)))
+            compute = str(profile.engines.sm) if profile.engines and profile.engines.sm else "?"
+            rows.append(
+                (one.name, profile.name, str(profile.id), gib, compute, counts, starts, str(profile.size))
+            )
         fields.append({**one.identity, "profiles": offered if one.seen else None})
-    text = table(("GPU", "PROFILE", "ID", "GIB", "FREE", "STARTS", "SLOTS"), rows)
+    text = table(("GPU", "PROFILE", "ID", "GIB", "SM", "FREE", "STARTS", "SLOTS"), rows)
     raise finish(mig_look.answer("mig profiles", looks, fields, text))
 
 

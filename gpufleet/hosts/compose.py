@@ -11,6 +11,7 @@ from gpufleet.hosts.probes import (
     container,
     gpus,
     nvidia_smi,
+    nvidia_table,
     nvidia_xml,
     runtime,
     system,
@@ -89,16 +90,27 @@ def _lease_symptoms(lease: Fact[system.Lease | None]) -> tuple[Symptom, ...]:
 
 
 def _answers(sections: Mapping[str, Section], seen: Mapping[str, Section]) -> gpus.Answers:
-    report, links = _said(sections, "report"), _said(sections, "topology")
+    links = _said(sections, "topology")
     return gpus.Answers(
         topology=topology.parse(links.value) if isinstance(links, Known) else links,
         listed=_listed(sections.get("list")),
         query=_rows(_said(sections, "query"), nvidia_smi.QUERY_FIELDS, free="name"),
-        report=nvidia_xml.parse_report(report.value) if isinstance(report, Known) else report,
+        report=_report(sections),
         gpu_instances=_table(seen, "lgi", nvidia_smi.parse_gpu_instances),
         compute_instances=_table(seen, "lci", nvidia_smi.parse_compute_instances),
         apps=_rows(_said(sections, "apps"), nvidia_smi.APPS_FIELDS, free="process_name"),
     )
+
+
+def _report(sections: Mapping[str, Section]) -> Fact[nvidia_xml.XmlReport]:
+    """The XML, or what the plain table tells in its place; then the reason is the one of the XML."""
+    said = _said(sections, "report")
+    report = nvidia_xml.parse_report(said.value) if isinstance(said, Known) else said
+    if isinstance(report, Known) or "table" not in sections:
+        return report
+    said = _said(sections, "table")
+    table = nvidia_table.parse_table(said.value) if isinstance(said, Known) else said
+    return table if isinstance(table, Known) else report
 
 
 def _said(sections: Mapping[str, Section], name: str) -> Fact[str]:

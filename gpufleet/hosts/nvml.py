@@ -24,7 +24,7 @@ from gpufleet.hosts.model import (
     MigInstance,
     Unknown,
 )
-from gpufleet.hosts.probes.mig_tables import Offer, PlacementRow, ProfileRow
+from gpufleet.hosts.probes.mig_tables import Engines, Offer, PlacementRow, ProfileRow
 from gpufleet.names import GpuUuid
 
 Value = TypeVar("Value")
@@ -224,6 +224,15 @@ def _offers(nvml: Any, handle: Any, index: int) -> Iterator[Offer]:
             free=int(nvml.nvmlDeviceGetGpuInstanceRemainingCapacity(handle, number)),
             total=int(profile.instanceCount),
             gib=round(int(profile.memorySizeMB) / 1024, 2),
+            p2p=bool(profile.isP2pSupported),
+            engines=Engines(
+                sm=int(profile.multiprocessorCount),
+                copy=int(profile.copyEngineCount),
+                decoders=int(profile.decoderCount),
+                encoders=int(profile.encoderCount),
+                jpeg=int(profile.jpegCount),
+                optical_flow=int(profile.ofaCount),
+            ),
         )
         yield Offer(row, PlacementRow(gpu=index, id=number, starts=starts, size=int(places[0].size)))
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from gpufleet.hosts.probes.mig_tables import Engines
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
@@ -16,6 +18,7 @@ class Profile:
         memory_gib: usable memory; None where no table that we trust gives it.
         starts: memory slots at which one may begin.
         size: memory slots that it covers.
+        engines: compute and media engines, where the host's own table was read.
     """
 
     name: str
@@ -24,6 +27,7 @@ class Profile:
     memory_gib: float | None
     starts: tuple[int, ...]
     size: int
+    engines: Engines | None = None
 
     @property
     def takes_media(self) -> bool:

@@ -93,6 +93,7 @@ def geometry_of(gpu: GpuFact, offered: Sequence[Offer]) -> Geometry:
             memory_gib=one.row.gib,
             starts=one.placement.starts,
             size=one.placement.size,
+            engines=one.row.engines,
         )
         for one in offered
     )

@@ -72,6 +72,7 @@ def test_profiles_are_the_hosts_own(run):
         "memory_gib": 39.5,
         "free": 0,
         "total": 2,
+        "engines": {"sm": 60, "copy": 3, "decoders": 3, "encoders": 0, "jpeg": 3, "optical_flow": 0},
         "placements": [{"start": 0, "size": 4}, {"start": 4, "size": 4}],
     }
 

@@ -198,6 +198,10 @@ class NvmlStandIn:
             raise Refusal(pynvml.NVML_ERROR_NOT_SUPPORTED)
         seen = info._obj
         seen.id, seen.instanceCount = profile.id, profile.total
+        seen.multiprocessorCount = profile.sm
+        seen.decoderCount, seen.encoderCount, seen.copyEngineCount, seen.jpegCount, seen.ofaCount = (
+            profile.engines
+        )
         seen.memorySizeMB, seen.name = round(profile.gib * 1024), f"MIG {profile.name}".encode()
 
     def _nvmlDeviceGetGpuInstances(self, handle: Any, number: int, found: Any, count: Any) -> None:

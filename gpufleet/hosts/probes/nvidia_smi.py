@@ -49,12 +49,13 @@ _NUMBER = re.compile(r"^(-?\d{1,12})(?:\.\d+)?\s*(?:MiB|%|C|W|MHz)?$", re.ASCII)
 _GPU_LINE = re.compile(r"^GPU\s+(\d{1,4}):\s+(\S.*?)\s+\(UUID:\s*(GPU-[^\s)]+)\)", re.ASCII)
 _SLICE_LINE = re.compile(r"^\s+MIG\s+(\S+)\s+Device\s+(\d{1,4}):\s+\(UUID:\s*(MIG-[^\s)]+)\)", re.ASCII)
 _GPU_INSTANCE = re.compile(
-    r"^\|\s*(\d{1,4})\s+MIG\s+(\S+)\s+(\d{1,4})\s+(\d{1,4})\s+(\d{1,4}):(\d{1,4})\s*\|", re.ASCII
+    r"^\s*\|\s*(\d{1,4})\s+MIG\s+(\S+)\s+(\d{1,4})\s+(\d{1,4})\s+(\d{1,4}):(\d{1,4})\s*\|", re.ASCII
 )
 _COMPUTE_INSTANCE = re.compile(
-    r"^\|\s*(\d{1,4})\s+(\d{1,4})\s+MIG\s+(\S+)\s+(\d{1,4})\*?\s+(\d{1,4})(?:\s+(\d{1,4}):(\d{1,4}))?\s*\|",
+    r"^\s*\|\s*(\d{1,4})\s+(\d{1,4})\s+MIG\s+(\S+)\s+(\d{1,4})\*?\s+(\d{1,4})(?:\s+(\d{1,4}):(\d{1,4}))?\s*\|",
     re.ASCII,
 )
+_TABLE_ROW = re.compile(r"^\s*\|\s*\d|^\s*\|.*\sMIG\s", re.ASCII)
 _EMPTY = re.compile(
     r"No (?:MIG-enabled|MIG-supported) devices found|No (?:GPU|compute) instances found|No devices were found",
     re.IGNORECASE,
@@ -195,7 +196,7 @@ def parse_rows(text: str, fields: Sequence[str], *, free: str) -> tuple[Mapping[
     rows: list[Mapping[str, str]] = []
     for line in text.splitlines():
         values = [value.strip() for value in line.split(", ")]
-        if values and values[0] in {*names, "timestamp", "index", "gpu_uuid", "uuid", "name", "pci.bus_id"}:
+        if _is_heading(values, fields):
             names = [_column_name(value) for value in values]
             continue
         surplus = len(values) - len(names)
@@ -208,6 +209,14 @@ def parse_rows(text: str, fields: Sequence[str], *, free: str) -> tuple[Mapping[
     return tuple(rows)
 
 
+def _is_heading(values: Sequence[str], fields: Sequence[str]) -> bool:
+    """Whether these are names of fields: the first is a well known one, or half of them were asked for."""
+    names = [_column_name(value) for value in values]
+    if names[0] in {*fields, "timestamp", "index", "gpu_uuid", "uuid", "name", "pci.bus_id"}:
+        return True
+    return 2 * len({*names} & {*fields}) >= len(names)
+
+
 def parse_gpu_instances(text: str) -> Fact[tuple[GpuInstance, ...]]:
     """`nvidia-smi mig -lgi`; rows come unsorted and are sorted here by GPU and start."""
     rows = [
@@ -215,7 +224,7 @@ def parse_gpu_instances(text: str) -> Fact[tuple[GpuInstance, ...]]:
         for line in text.splitlines()
         if (found := _GPU_INSTANCE.match(line))
     ]
-    return _rows_or_reason(text, sorted(rows, key=lambda row: (row.gpu, row.start, row.gi)))
+    return _rows_or_reason(text, sorted(rows, key=lambda row: (row.gpu, row.start, row.gi)), _GPU_INSTANCE)
 
 
 def parse_compute_instances(text: str) -> Fact[tuple[ComputeInstance, ...]]:
@@ -233,7 +242,7 @@ def parse_compute_instances(text: str) -> Fact[tuple[ComputeInstance, ...]]:
         for line in text.splitlines()
         if (found := _COMPUTE_INSTANCE.match(line))
     ]
-    return _rows_or_reason(text, sorted(rows, key=lambda row: (row.gpu, row.gi, row.ci)))
+    return _rows_or_reason(text, sorted(rows, key=lambda row: (row.gpu, row.gi, row.ci)), _COMPUTE_INSTANCE)
 
 
 def trouble_line(text: str) -> str:
@@ -241,10 +250,27 @@ def trouble_line(text: str) -> str:
     return next((line.strip() for line in text.splitlines() if _TROUBLE.search(line)), "")
 
 
-def _rows_or_reason(text: str, rows: Sequence[Row]) -> Fact[tuple[Row, ...]]:
+def odd_row(text: str, *, rows: re.Pattern[str], known: Sequence[re.Pattern[str]]) -> str:
+    """A line that `rows` takes for a row of a table and no pattern of `known` understands, or an empty string.
+
+    What is not understood is no absence: a slice on such a row would be taken for free room.
+    """
+    return next(
+        (
+            line.strip()
+            for line in text.splitlines()
+            if rows.match(line) and not any(pattern.match(line) for pattern in known)
+        ),
+        "",
+    )
+
+
+def _rows_or_reason(text: str, rows: Sequence[Row], shape: re.Pattern[str]) -> Fact[tuple[Row, ...]]:
     trouble = trouble_line(text)
     if trouble and not _EMPTY.search(trouble):
         return Unknown(f"nvidia-smi says: {trouble[:200]}")
+    if odd := odd_row(text, rows=_TABLE_ROW, known=(shape,)):
+        return Unknown(f"nvidia-smi printed a row that is not understood: {odd[:80]}")
     if rows:
         return Known(tuple(rows))
     if _EMPTY.search(text):

@@ -239,6 +239,7 @@ if locate nvidia-smi '/usr/lib/wsl/lib /run/nvidia/driver/usr/bin /usr/local/nvi
       probe report "$smi" -q -x
       if [ "$status" -ne 0 ]; then
         probe apps "$smi" --query-compute-apps={",".join(APPS_FIELDS)} --format=csv,noheader,nounits
+        probe table "$smi"
       fi
       case $answer in
         *Enabled*)
