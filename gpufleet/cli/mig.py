@@ -217,7 +217,22 @@ def _refuse_both(layout: str, add: str, file: Path | None) -> None:
 
 @app.command()
 def reconfigure(
-    gpu: Annotated[str, typer.Argument(metavar="GPU", help="HOST:INDEX or HOST:UUID.")],
+    gpu: Annotated[
+        str, typer.Argument(metavar="[GPU]", help="HOST:INDEX or HOST:UUID; left out with --pool.")
+    ] = "",
+    pool: Annotated[
+        str,
+        typer.Option("--pool", metavar="POOL", help="Every GPU that has replicas of this pool, one by one."),
+    ] = "",
+    min_available: Annotated[
+        int | None,
+        typer.Option(
+            "--min-available",
+            metavar="N",
+            min=0,
+            help="With --pool: members that serve at any time; by default those that max_unavailable leaves.",
+        ),
+    ] = None,
     layout: Layout = "",
     add: Add = "",
     file: File = None,
@@ -229,7 +244,7 @@ def reconfigure(
     check: Check = False,
     dry_run: DryRun = False,
 ) -> None:
-    """Give a GPU another layout: replicas on slices that go are drained, and made anew on their new slices.
+    """Give a GPU, or those of a pool, another layout: replicas on slices that go are drained and made anew on new ones.
 
     What stays is not touched. When anything fails, the former slices are back at their places, and so is every
     container.
@@ -238,6 +253,15 @@ def reconfigure(
 
     _refuse_both(layout, add, file)
     wish = _wish(layout, add, allow_homeless, by_memory, drain_timeout, stop_display, unload_module)
+    if bool(gpu) == bool(pool) or (min_available is not None and not pool) or (file is not None and pool):
+        raise UsageError(
+            "name one GPU, or a pool with --pool",
+            hints=("--min-available is for pools, --file for one GPU",),
+        )
+    if pool:
+        from gpufleet.cli import mig_roll
+
+        raise finish(mig_roll.roll(pool, wish, min_available, dry_run=dry_run, check=check))
     raise finish(mig_recut.reconfigure(gpu, wish, file, dry_run=dry_run, check=check))
 
 

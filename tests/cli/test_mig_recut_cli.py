@@ -73,6 +73,13 @@ def test_a_gpu_is_recut_under_a_pool_that_serves(run, lab):
     assert (answer["hosts"][0]["host"], answer["hosts"][0]["status"]) == ("cut", "done")
     assert places(host) == {"1g.10gb:0", "1g.10gb:3", "2g.20gb:4"}
     assert run(*words)[1]["outcome"] == "no_change"
+    roll = ("mig", "reconfigure", "--pool", "chat", "--layout", "1g.10gb:0,1g.10gb:2")
+    code, answer, _ = run(*roll, "--min-available", "2")
+    assert (code, "--min-available" in json.dumps(answer["error"])) == (4, True)
+    code, answer, err = run(*roll)
+    assert (code, [one["outcome"] for one in answer["gpus"]]) == (0, ["committed"]), err
+    assert places(host) == {"1g.10gb:0", "1g.10gb:2"}
+    assert run("mig", "reconfigure", "cut:0", "--pool", "chat", "--layout", "half")[0] == 2
     code, answer, _ = run("mig", "show", "cut")
     assert answer["without_slice"] == []
     code, answer, _ = run("mig", "reconfigure", "cut:0", "--layout", "3g.40gb")

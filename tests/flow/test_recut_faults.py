@@ -158,12 +158,12 @@ class Chunk:
         life = not any(fault.kind in {*RUNTIME, Kind.DISK_FULL} for fault in script.faults)
         goal = dice.choice((Goal.RESUME, Goal.UNDO))
         wish = RecutWish(layout=layout, allow_homeless=True, by_memory=dice.random() < 0.5, drain=20.0)
-        before = Seen.of(site, life=life)
+        before, held = Seen.of(site, life=life), site.leases()
         told = f"seed {seed}: {self.board} {site.slices()} to {layout}; {script}; dies after {dies}, {goal}"
         ended, recut = self._attempt(wish, script, dies, goal)
         told = f"{told}: {ended}"
         after = Seen.of(site, life=life)
-        if not any(fault.kind in {Kind.DISK_FULL, *LINK} for fault in script.faults):
+        if not held and not any(fault.kind in {Kind.DISK_FULL, *LINK} for fault in script.faults):
             assert site.leases() == [], told  # else it cannot be given back, and expires
         assert site.environment_files() == {}, told
         if ended != "committed":
