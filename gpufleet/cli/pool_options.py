@@ -17,7 +17,7 @@ Model = Annotated[str, typer.Option(metavar="NAME|PATH", help="What the engine l
 Hosts = Annotated[list[str] | None, typer.Option(metavar="SELECTOR", help="Where; may be repeated.")]
 Replicas = Annotated[int | None, typer.Option(metavar="N", help="How many.")]
 Algorithm = Annotated[
-    str, typer.Option(metavar="NAME", help="round-robin, least-busy, weighted-static, random.")
+    str, typer.Option(metavar="NAME", help="round-robin, least-busy, weighted-static, random, cache-aware.")
 ]
 Image = Annotated[str, typer.Option(metavar="IMAGE", help="The engine's image.")]
 EngineArg = Annotated[

@@ -164,7 +164,7 @@ class Reach:
         """How one connection to this member is opened; nothing is opened before it is needed."""
         import socket
 
-        from gpufleet.proxy.run.fleet import split_url
+        from gpufleet.proxy.run.member import split_url
         from gpufleet.remote.tunnel import Forwarding
 
         host = endpoint.id.partition("/")[0]

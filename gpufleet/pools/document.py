@@ -36,7 +36,7 @@ from gpufleet.redact import Secret
 Text = Annotated[str, Meta(min_length=1)]
 Seconds = Annotated[float, Meta(gt=0, le=86_400)]
 Scalar = str | int | float
-Algorithm = Literal["round-robin", "least-busy", "weighted-static", "random"]
+Algorithm = Literal["round-robin", "least-busy", "weighted-static", "random", "cache-aware"]
 GateKind = Literal[
     "auto", "chat", "completion", "embedding", "rerank", "pooling", "transcription", "speech", "models"
 ]

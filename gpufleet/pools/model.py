@@ -9,7 +9,7 @@ from enum import Enum
 from gpufleet.names import GpuUuid, HostName, PoolName, ReplicaId
 from gpufleet.redact import Secret
 
-ALGORITHMS = ("round-robin", "least-busy", "weighted-static", "random")
+ALGORITHMS = ("round-robin", "least-busy", "weighted-static", "random", "cache-aware")
 PLACEMENTS = ("best-fit", "spread")
 
 

@@ -93,12 +93,12 @@ class Site:
         client.leave(Act.CLOSE)
 
 
-def route(name: str, model: str, *ports: int) -> PoolRoute:
+def route(name: str, model: str, *ports: int, algorithm: str = "round-robin") -> PoolRoute:
     endpoints = [
         EndpointRoute(id=f"{name}-{place}/0", url=f"http://127.0.0.1:{port}")
         for place, port in enumerate(ports)
     ]
-    return PoolRoute(name=name, models=(model,), endpoints=tuple(endpoints))
+    return PoolRoute(name=name, models=(model,), endpoints=tuple(endpoints), algorithm=algorithm)
 
 
 def repeated_wrongly(plan: Plan) -> str:
@@ -118,6 +118,8 @@ def nothing_left(running: Proxy, tasks: int) -> None:
     eventually(lambda: not state.clients and state.buffered == 0, "no client, no body")
     page = running.admin("GET", "/metrics")[1]
     assert not [line for line in page.splitlines() if re.match(r"gpufleet_proxy_\w*in_flight.* [1-9]", line)]
+    works = [member.work for member in state.fleet.members.values()]
+    assert [(work.running, work.pending, work.burden) for work in works] == [(0, 0, 0.0)] * len(works)
     pools = [member.connections for member in state.fleet.members.values()]
     eventually(lambda: not any(pool.open or pool.idle for pool in pools), "no connection to an engine")
     eventually(lambda: len(asyncio.all_tasks(state.loop)) <= tasks, "no task")
@@ -129,7 +131,7 @@ def descriptors() -> int:
 
 
 @contextlib.asynccontextmanager
-async def engines(site: Site) -> AsyncIterator[RouteTable]:
+async def engines(site: Site, algorithm: str) -> AsyncIterator[RouteTable]:
     """Four that follow plans, and for the pool `rough` some that cannot be reached or hang up at once."""
     site.engines = [ChaosEngine(site.plans) for _ in range(4)]
     rude = [Listener(hang_up), Listener(cut_off)]
@@ -140,7 +142,8 @@ async def engines(site: Site) -> AsyncIterator[RouteTable]:
         ports = [engine.port for engine in site.engines]
         rough = (refusing.getsockname()[1], rude[0].port, ports[0], rude[1].port)
         try:
-            yield RouteTable(pools=(route("chat", "m", *ports), route("rough", "rough", *rough)))
+            chat = route("chat", "m", *ports, algorithm=algorithm)
+            yield RouteTable(pools=(chat, route("rough", "rough", *rough, algorithm=algorithm)))
         finally:
             for listener in rude:
                 await listener.end()
@@ -148,11 +151,13 @@ async def engines(site: Site) -> AsyncIterator[RouteTable]:
                 await engine.stop()
 
 
-async def chaos(folder: Path, plans: Iterator[Plan], *, trouble: bool, **fields: Any) -> Site:
+async def chaos(
+    folder: Path, plans: Iterator[Plan], *, trouble: bool, algorithm: str = "round-robin", **fields: Any
+) -> Site:
     """One run of all plans, judged, and a look at what is left."""
     site = Site()
     settings: dict[str, Any] = {"timeouts": LIMITS, **fields}
-    async with engines(site) as routes:
+    async with engines(site, algorithm) as routes:
         context = proxy(folder, routes, **settings)
         running = await asyncio.to_thread(context.__enter__)
         try:
@@ -185,11 +190,13 @@ def test_every_fault_in_every_phase(tmp_path, caplog):
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_anything_at_all(tmp_path, caplog, seed):
-    """By uvloop and by asyncio's own loop in turns."""
+    """By uvloop and by asyncio's own loop in turns, by turns and by caches."""
     dice = random.Random(seed)
     print(f"seed {seed}")
     plans = iter([drawn(number, dice) for number in range(1500)])
-    asyncio.run(chaos(tmp_path, plans, trouble=False, health=FORGIVING, uvloop=seed % 2 == 1))
+    algorithm = "cache-aware" if seed % 2 else "round-robin"
+    run = chaos(tmp_path, plans, trouble=False, algorithm=algorithm, health=FORGIVING, uvloop=seed % 2 == 1)
+    asyncio.run(run)
     assert "Traceback" not in caplog.text
 
 
@@ -199,7 +206,7 @@ def test_anything_while_engines_die_and_are_left_out(tmp_path, caplog, seed):
     print(f"seed {seed}")
     rules = HealthRules(every=0.2, eject_for=0.1, eject_most=0.3, warm_up=0.3, timeout=2.0)
     plans = iter([drawn(number, dice, kills=True) for number in range(1000)])
-    site = asyncio.run(chaos(tmp_path, plans, trouble=True, health=rules))
+    site = asyncio.run(chaos(tmp_path, plans, trouble=True, algorithm="cache-aware", health=rules))
     assert sum(engine.deaths for engine in site.engines)
     assert "Traceback" not in caplog.text
 

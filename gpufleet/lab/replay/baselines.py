@@ -22,6 +22,11 @@ class _Indexed(Learner):
         self.index = index
         self._turn = 0
 
+    @property
+    def entries(self) -> int:
+        """See `Learner`."""
+        return self.index.entries
+
     def had(self, views: Sequence[EndpointView], key: RequestKey) -> dict[str, int]:
         """Tokens of the prompt that each member has."""
         steps = self.index.depths(key.blocks)

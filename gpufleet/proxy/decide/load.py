@@ -59,7 +59,9 @@ class Load:
         """One more request, with so many tokens of prompt to be read."""
         self.running += 1
         self.pending += pending
-        self.reckon()
+        self.burden += (
+            self._pending_weight * pending + self._request_tokens
+        )  # quarters and whole numbers: exact
         return Share(self, pending)
 
     def reckon(self) -> None:
@@ -72,20 +74,23 @@ class Load:
 class Share:
     """One request's part of a member's load."""
 
-    __slots__ = ("_ended", "_load", "pending")
+    __slots__ = ("_ended", "_load", "pending", "queue")
 
     def __init__(self, load: Load, pending: int) -> None:
         self._load = load
         self._ended = False
         self.pending = pending
         """Tokens that are still to be read."""
+        self.queue = load.pending
+        """Tokens that were to be read when it came, its own among them."""
 
     def first_byte(self) -> None:
         """The prompt has been read."""
         if self.pending:
-            self._load.pending -= self.pending
+            load = self._load
+            load.pending -= self.pending
+            load.burden -= load._pending_weight * self.pending  # noqa: SLF001 - its own other half
             self.pending = 0
-            self._load.reckon()
 
     def end(self) -> None:
         """The request is over, in whatever way."""
@@ -93,7 +98,6 @@ class Share:
             return
         self._ended = True
         load = self._load
+        self.first_byte()
         load.running -= 1
-        load.pending -= self.pending
-        self.pending = 0
-        load.reckon()
+        load.burden -= load._request_tokens  # noqa: SLF001 - its own other half

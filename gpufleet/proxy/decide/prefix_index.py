@@ -26,7 +26,7 @@ RENT: Final = 512.0
 UNKNOWN_TOKENS: Final = 400_000
 """What a member's cache is taken to hold before it says. Too big costs little, too small much."""
 LARGEST_BLOCKS: Final = 1_000_000
-"""Blocks over all members, whatever they say of their caches: about 250 bytes each."""
+"""Blocks over all members, whatever they say of their caches: about 400 bytes each."""
 
 
 class PrefixIndex:

@@ -15,7 +15,6 @@ from __future__ import annotations
 import asyncio
 from typing import cast
 
-from gpufleet.proxy.decide.balance.api import RequestKey
 from gpufleet.proxy.run.admission import Asked, admit
 from gpufleet.proxy.run.catalogue import choose_pool, models_answer
 from gpufleet.proxy.run.request import Exchange
@@ -253,7 +252,7 @@ class ClientConnection(asyncio.Protocol):
         stream, now = bool(peeked.stream), self._last_read_at
         exchange = Exchange(self._state, self, asked, body, size, pool=pool, stream=stream, now=now)
         self._exchange = exchange
-        exchange.start(RequestKey(model=peeked.model or ""))
+        exchange.start(pool.key(peeked.model or "", body, size))
 
     # --- answers of our own --------------------------------------------------------------------------------------
 

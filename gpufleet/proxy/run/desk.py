@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 from gpufleet.proxy.decide.health import Verdict
 from gpufleet.proxy.decide.metrics import Family
-from gpufleet.proxy.run.fleet import Seat
+from gpufleet.proxy.run.member import Seat
 from gpufleet.proxy.run.metrics_page import families
 from gpufleet.proxy.run.state import ProxyState
 
@@ -61,7 +61,7 @@ def drain(state: ProxyState, pool: str, replica: str, *, wanted: bool, own: bool
     drained = state.fleet.drained
     (drained.add if wanted else drained.discard)((pool, replica))
     state.fleet.refresh()
-    return _row(seat, seat.member.running if own else seat.running)
+    return _row(seat, seat.member.running if own else seat.in_flight)
 
 
 def members(state: ProxyState, *, own: bool = False) -> Row:
@@ -76,7 +76,9 @@ def members(state: ProxyState, *, own: bool = False) -> Row:
                 "pool": pool.name,
                 "algorithm": pool.algorithm,
                 "models": list(pool.models),
-                "members": [_row(seat, seat.member.running if own else seat.running) for seat in pool.seats],
+                "members": [
+                    _row(seat, seat.member.running if own else seat.in_flight) for seat in pool.seats
+                ],
             }
             for pool in table.pools.values()
         ],

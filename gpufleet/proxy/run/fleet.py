@@ -14,13 +14,13 @@ from collections.abc import Sequence
 
 from gpufleet.pools.routes import EndpointRoute, PoolRoute, RouteTable
 from gpufleet.proxy.config import ProxyConfig
-from gpufleet.proxy.decide.balance.api import Policy
+from gpufleet.proxy.decide.balance.api import Learner, Policy, RequestKey
 from gpufleet.proxy.decide.balance.policies import POLICIES
-from gpufleet.proxy.decide.engine_load import EngineLoad
 from gpufleet.proxy.decide.health import Health, Observation, Verdict, eligible, evolve, expire, share
-from gpufleet.proxy.decide.load import Load
+from gpufleet.proxy.decide.load import Share
 from gpufleet.proxy.run.key_reference import resolve
-from gpufleet.proxy.run.upstream import ConnectionPool
+from gpufleet.proxy.run.member import Member, Seat, split_url
+from gpufleet.proxy.wire.prompt import read as read_prompt
 
 _ANSWERED, _UP = Observation.ANSWERED, Verdict.UP  # see `request`
 _LOG = logging.getLogger("gpufleet.proxy")
@@ -28,7 +28,6 @@ _UNPROVEN = 4
 """Requests at once for a member that came back and has not answered yet."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@-]{0,199}")
 _PATH = re.compile(r"/[\x21-\x7e]*")
-_URL = re.compile(r"http://(?:([A-Za-z0-9._-]+)|\[([0-9A-Za-z:.%]+)\])(?::([0-9]{1,5}))?/?")
 
 
 class TableRefused(Exception):
@@ -38,99 +37,20 @@ class TableRefused(Exception):
         super().__init__("".join(sign if sign.isprintable() else repr(sign)[1:-1] for sign in reason))
 
 
-class Member:
-    """One engine."""
-
-    __slots__ = (
-        "answers",
-        "answers_at_back",
-        "answers_at_probe",
-        "connections",
-        "elsewhere",
-        "health",
-        "host_field",
-        "id",
-        "key",
-        "load",
-        "load_at",
-        "metrics_path",
-        "probe_path",
-        "progress",
-        "progress_at",
-        "resting",
-        "running",
-        "served",
-        "url",
-        "warmth",
-        "work",
-    )
-
-    def __init__(self, route: EndpointRoute, loop: asyncio.AbstractEventLoop, connect_timeout: float) -> None:
-        host, port = split_url(route.url)
-        self.id = route.id
-        self.url = route.url
-        self.host_field = f"[{host}]:{port}".encode() if ":" in host else f"{host}:{port}".encode()
-        self.probe_path = route.health
-        self.metrics_path = route.metrics
-        self.load: EngineLoad | None = None
-        """What its own page said last, and when (the loop's time); only ever added to what is counted here."""
-        self.load_at = 0.0
-        self.progress = -1.0
-        """Tokens and requests that its page counted, and when they last grew (the loop's time)."""
-        self.progress_at = 0.0
-        self.answers = 0
-        """Heads of answers it has sent; as it came back, and as it was probed last."""
-        self.answers_at_back = 0
-        self.answers_at_probe = 0
-        self.resting = False
-        """It warms up and is left out until the next tick."""
-        self.warmth = 0.0
-        self.key = b""
-        self.connections = ConnectionPool(host, port, loop, connect_timeout)
-        self.health = Health()
-        self.work = Load()
-        self.running = 0
-        """Requests in flight; taken and given back exactly once each."""
-        self.elsewhere = 0
-        """In flight from other processes of the same proxy, as they told last."""
-        self.served = 0
-
-
-class Seat:
-    """A member's place in one pool: what a policy sees."""
-
-    __slots__ = ("draining", "id", "load", "member", "pool", "tail", "weight")
-
-    def __init__(self, pool: str, member: Member, weight: int, *, draining: bool) -> None:
-        self.pool = pool
-        self.id = member.id
-        self.member = member
-        self.load = member.work
-        self.weight = weight
-        self.draining = draining
-        self.tail = f"x-gpufleet-pool: {pool}\r\nx-gpufleet-endpoint: {member.id}\r\n".encode()
-
-    @property
-    def running(self) -> int:
-        """Requests in flight on the member, whichever pool and process sent them."""
-        member = self.member
-        return member.running + member.elsewhere
-
-    @property
-    def verdict(self) -> Verdict:
-        """What health says of the member."""
-        return self.member.health.verdict
-
-    @property
-    def resting(self) -> bool:
-        """The member warms up, and this is not its turn."""
-        return self.member.resting
-
-
 class LivePool:
     """One pool of one generation."""
 
-    __slots__ = ("algorithm", "by_id", "eligible", "models", "name", "policy", "route_draining", "seats")
+    __slots__ = (
+        "algorithm",
+        "by_id",
+        "eligible",
+        "learner",
+        "models",
+        "name",
+        "policy",
+        "route_draining",
+        "seats",
+    )
 
     def __init__(self, route: PoolRoute, seats: tuple[Seat, ...], policy: Policy) -> None:
         self.name = route.name
@@ -139,8 +59,33 @@ class LivePool:
         self.seats = seats
         self.by_id = {seat.id: seat for seat in seats}
         self.policy = policy
+        self.learner = policy if isinstance(policy, Learner) else None
         self.route_draining = frozenset(seat.id for seat in seats if seat.draining)
         self.eligible: tuple[Seat, ...] = ()
+
+    def key(self, model: str, body: bytes | bytearray, size: int) -> RequestKey:
+        """What the policy wants to know of a request; `body` is JSON in its first `size` bytes, or something else."""
+        if self.learner is None:
+            return RequestKey(model=model)
+        prompt = read_prompt(body, size)
+        return RequestKey(model=model, blocks=prompt.blocks, tokens=prompt.tokens)
+
+    def take(self, seat: Seat, key: RequestKey) -> Share:
+        """The member's share of a request that is sent to it now."""
+        load, learner = seat.load, self.learner
+        return load.take(learner.sent(seat.id, key, load.cache_tokens) if learner is not None else 0)
+
+    def first_byte(self, seat: Seat, share: Share, seconds: float | None) -> None:
+        """The answer's first byte is here; `seconds` since the request was sent, where that tells how fast it read."""
+        if self.learner is not None and seconds is not None:
+            self.learner.answered(seat.id, share.queue, seconds)
+        share.first_byte()
+
+    def forget(self, member: Member) -> None:
+        """It is down: when it comes back its cache is empty."""
+        seat = self.by_id.get(member.id)
+        if self.learner is not None and seat is not None and seat.member is member:
+            self.learner.forget(member.id)
 
 
 class LiveTable:
@@ -250,7 +195,8 @@ class Fleet:
         """What the other processes have in flight, in place of what they told before."""
         told = {(id_, url): number for id_, url, number in counts}
         for identity, member in self.members.items():
-            member.elsewhere = told.get(identity, 0)
+            member.work.elsewhere = told.get(identity, 0)
+            member.work.reckon()
 
     def observe(self, member: Member, seen: Observation) -> None:
         """Something was learnt about a member."""
@@ -263,6 +209,9 @@ class Fleet:
         member.health = after
         if after.verdict is not before.verdict:
             _LOG.warning("member %s at %s is %s: %s", member.id, member.url, after.verdict.value, seen.value)
+            if after.verdict is Verdict.DOWN:
+                for pool in self.table.pools.values():
+                    pool.forget(member)
             if after.verdict is _UP:
                 member.answers_at_back, member.warmth, member.resting = member.answers, 0.0, True
             self.refresh()
@@ -276,6 +225,8 @@ class Fleet:
             rests = self._rests(member, now)
             changed = changed or after.verdict is not member.health.verdict or rests is not member.resting
             member.health, member.resting = after, rests
+            if now - member.load_at > self._config.scrape.stale:
+                member.others(0)
             member.connections.close_idle(now - self._config.timeouts.upstream_idle)
         if changed:
             self.refresh()
@@ -332,15 +283,6 @@ def _check_endpoint(pool: str, endpoint: EndpointRoute) -> None:
         split_url(endpoint.url)
     except ValueError as error:
         raise TableRefused(f"{place}: {error}") from None
-
-
-def split_url(url: str) -> tuple[str, int]:
-    """Host and port of `http://host:port`. Raises `ValueError`."""
-    match = _URL.fullmatch(url)
-    port = int(match[3] or 80) if match is not None else 0
-    if match is None or not 1 <= port <= 65535:
-        raise ValueError(f"`{url}` is not http://HOST:PORT")
-    return (match[1] or match[2]).lower(), port
 
 
 def _key(endpoint: EndpointRoute, pool: str) -> bytes:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from gpufleet.proxy.decide.engine_load import EngineLoad
 from gpufleet.proxy.decide.health import Verdict
 from gpufleet.proxy.decide.metrics import Family, Labels, Merge, gauge
-from gpufleet.proxy.run.fleet import Seat
+from gpufleet.proxy.run.member import Seat
 from gpufleet.proxy.run.state import ProxyState
 
 _NAMES = ("pool", "endpoint")
@@ -18,7 +18,7 @@ _NAMES = ("pool", "endpoint")
 
 def families(state: ProxyState) -> list[Family]:
     """The page of this process."""
-    return [*state.metrics.families(), *_members(state), *_loads(state), *_own(state)]
+    return [*state.metrics.families(), *_members(state), *_indexes(state), *_loads(state), *_own(state)]
 
 
 def _members(state: ProxyState) -> Iterator[Family]:
@@ -35,6 +35,18 @@ def _members(state: ProxyState) -> Iterator[Family]:
             "What each process counts for the others of this proxy, summed; with one process it is 0.",
             "sum",
             lambda seat: seat.member.elsewhere,
+        ),
+        (
+            "pending_prompt_tokens",
+            "Tokens of prompts that a member has to read, as far as its cache is known; 0 unless a policy counts them.",
+            "sum",
+            lambda seat: seat.load.pending,
+        ),
+        (
+            "requests_of_others",
+            "Requests of other clients on a member, by its own page.",
+            "max",
+            lambda seat: seat.load.outside,
         ),
         (
             "endpoint_healthy",
@@ -97,6 +109,17 @@ _LOAD: tuple[tuple[str, str, Callable[[EngineLoad], float | None]], ...] = (
     ),
     ("asleep", "1: the engine sleeps.", lambda load: None if load.asleep is None else float(load.asleep)),
 )
+
+
+def _indexes(state: ProxyState) -> Iterator[Family]:
+    pools = {name: pool.learner for name, pool in state.fleet.table.pools.items()}
+    blocks: dict[Labels, float] = {(name,): learner.entries for name, learner in pools.items() if learner}
+    yield gauge(
+        "gpufleet_proxy_prefix_index_blocks",
+        "Blocks of prompts that members are thought to have; some 400 bytes each, a million at most in each pool and process.",
+        ("pool",),
+        blocks,
+    )
 
 
 def _loads(state: ProxyState) -> Iterator[Family]:

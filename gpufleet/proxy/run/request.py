@@ -1,12 +1,7 @@
 """One request from dispatch to its last byte.
 
 Theory. An `Exchange` is called back by the connection to the engine and by the client's connection; it owns nothing
-that both could free twice. Its phases:
-
-    CHOOSING --rank--> CONNECTING --connected--> WAITING --head--> RELAYING --last byte--> ENDED
-       ^                  |                         |                 |
-       +--- failure before the first byte to the client; the rules are `decide.retry`
-                                    any phase --client leaves, deadline, loss--> ENDED
+that both could free twice. Its phases are `decide.phase`'s.
 
 The in-flight count of a member is taken in `_occupy` and given back in `_release`, nowhere else; `_release` may be
 called as often as one likes. Everything that ends an exchange goes through `_end`, exactly once.
@@ -16,14 +11,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from enum import Enum, auto
 
 from gpufleet.proxy.decide.balance.api import RequestKey
 from gpufleet.proxy.decide.deadline import overdue
 from gpufleet.proxy.decide.health import Observation
+from gpufleet.proxy.decide.load import Share
+from gpufleet.proxy.decide.phase import Phase
 from gpufleet.proxy.decide.retry import RETRIED_STATUSES, Failure, Next, decide
 from gpufleet.proxy.run.admission import Asked
-from gpufleet.proxy.run.fleet import LivePool, Seat
+from gpufleet.proxy.run.fleet import LivePool
+from gpufleet.proxy.run.member import Seat
 from gpufleet.proxy.run.state import Downstream, ProxyState
 from gpufleet.proxy.run.upstream import UpstreamConnection
 from gpufleet.proxy.wire.chunked import ProtocolError
@@ -40,18 +37,11 @@ from gpufleet.proxy.wire.usage import MARK, TAIL
 CLIENT_GONE = "499"
 
 
-class _Phase(Enum):
-    CHOOSING = auto()
-    CONNECTING = auto()
-    WAITING = auto()
-    RELAYING = auto()
-    ENDED = auto()
-
-
 # Bound to names of the module: Python 3.11 takes as long for `Enum.MEMBER` as for three calls.
-_CHOOSING, _CONNECTING, _WAITING, _RELAYING, _ENDED = _Phase
+_CHOOSING, _CONNECTING, _WAITING, _RELAYING, _ENDED = Phase
 _, _LENGTH, _CHUNKED, _CLOSE = Framing
 _ANSWERED = Observation.ANSWERED
+_NO_KEY = RequestKey()
 
 
 class Exchange:
@@ -66,8 +56,8 @@ class Exchange:
         "_first_byte_at",
         "_fresh_tried",
         "_head",
+        "_key",
         "_last_byte_at",
-        "_occupied",
         "_others_tried",
         "_path",
         "_phase",
@@ -76,6 +66,7 @@ class Exchange:
         "_request_id",
         "_response",
         "_seat",
+        "_share",
         "_size",
         "_started_at",
         "_state",
@@ -113,7 +104,8 @@ class Exchange:
         self._others_tried = 0
         self._fresh_tried = False
         self._seat: Seat | None = None
-        self._occupied: Seat | None = None
+        self._share: Share | None = None
+        self._key = _NO_KEY
         self._connection: UpstreamConnection | None = None
         self._connecting: asyncio.Task[None] | None = None
         self._response: ResponseHead | None = None
@@ -130,6 +122,7 @@ class Exchange:
     def start(self, key: RequestKey) -> None:
         """Choose a member and send."""
         pool = self._pool
+        self._key = key
         self._ranked = pool.policy.rank(pool.eligible, key, self._state.dice)
         if not self._ranked:
             self._refuse(no_healthy_members())
@@ -148,13 +141,13 @@ class Exchange:
 
     def _occupy(self, seat: Seat) -> None:
         self._release()
-        self._seat = self._occupied = seat
-        seat.member.running += 1
+        self._seat = seat
+        self._share = self._pool.take(seat, self._key)
 
     def _release(self) -> None:
-        seat, self._occupied = self._occupied, None
-        if seat is not None:
-            seat.member.running -= 1
+        share, self._share = self._share, None
+        if share is not None:
+            share.end()
 
     def on_connected(self, connection: UpstreamConnection) -> None:
         self._connecting = None
@@ -231,8 +224,7 @@ class Exchange:
         now = self._last_byte_at = self._state.loop.time()
         if self._first_byte_at is None and taken:
             self._first_byte_at = now
-            if self._stream:
-                self._state.metrics.ttft.observe(now - self._started_at, (self._pool.name,))
+            self._read(now - self._started_at)
         if payload is not None:
             content = before + b"".join(payload)
         else:
@@ -245,6 +237,15 @@ class Exchange:
             self._tail = tail[-2 * TAIL :] if len(tail) > 2 * TAIL else tail
         if reader.complete:
             self._complete(connection)
+
+    def _read(self, seconds: float) -> None:
+        """The engine has read the prompt. An answer that is no stream comes when all of it is written."""
+        seat, share = self._seat, self._share
+        if self._stream:
+            self._state.metrics.ttft.observe(seconds, (self._pool.name,))
+        if seat is not None and share is not None:
+            timed = self._stream and not self._others_tried and not self._fresh_tried
+            self._pool.first_byte(seat, share, seconds if timed else None)
 
     def _complete(self, connection: UpstreamConnection) -> None:
         response, first, pieces = self._response, self._first_byte_at, connection.reader.pieces

@@ -13,7 +13,7 @@ import msgspec
 
 from gpufleet.proxy.decide.engine_load import EngineLoad, parse
 from gpufleet.proxy.decide.health import Observation, Verdict
-from gpufleet.proxy.run.fleet import Member
+from gpufleet.proxy.run.member import Member
 from gpufleet.proxy.run.state import ProxyState
 from gpufleet.proxy.wire.chunked import ProtocolError
 from gpufleet.proxy.wire.http1 import ResponseReader
@@ -86,6 +86,7 @@ async def read_loads(state: ProxyState) -> None:
 async def _read_load(state: ProxyState, member: Member, silent: set[str]) -> None:
     """`silent` remembers of whom it was said already that something is missing."""
     rules = state.config.scrape
+    ours = member.running + member.elsewhere
     try:
         async with asyncio.timeout(rules.timeout):
             status, page = await ask(member, member.metrics_path, rules.largest)
@@ -95,8 +96,8 @@ async def _read_load(state: ProxyState, member: Member, silent: set[str]) -> Non
         state.metrics.scrape_failures.add((member.id,))
         trouble = f"its metrics page was not got: {error or type(error).__name__}"
     else:
-        member.load = load = parse(page)
-        member.load_at = now = state.loop.time()
+        load, now = parse(page), state.loop.time()
+        member.told(load, now, max(ours, member.running + member.elsewhere))
         _watch_progress(state, member, load, now)
         trouble = f"its metrics page does not say {', '.join(load.missing)}" if load.missing else ""
     if trouble and member.url not in silent:

@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpufleet.proxy.decide.balance.api import RequestKey
-from gpufleet.proxy.decide.balance.cache_aware import BLOCK_TOKENS, CacheAware
+from gpufleet.proxy.decide.balance.cache_aware import CacheAware
 from gpufleet.proxy.decide.load import PENDING_WEIGHT, REQUEST_TOKENS
+from gpufleet.proxy.wire.prompt import BLOCK_TOKENS
 from tests.kit.policy_kit import views
 
 DICE = random.Random(0)
@@ -116,20 +117,18 @@ def test_the_first_is_the_least_work_by_the_formula(data):
     key = key_of(*data.draw(prompts), tail=data.draw(st.integers(0, 200)))
     depth = max((sum(block in known[view.id] for block in key.blocks) for view in members), default=0)
     common = policy.index.common(key.blocks, depth)
+    for view in members:
+        assert view.load.burden == PENDING_WEIGHT * view.load.pending + REQUEST_TOKENS * view.load.running
+    worth = 1 + min(view.load.burden for view in members) / 6000
 
     def cost(view):
         had = max(common, sum(block in known[view.id] for block in key.blocks))
-        return (
-            PENDING_WEIGHT * view.load.pending
-            + REQUEST_TOKENS * view.load.running
-            + key.tokens
-            - had * BLOCK_TOKENS
-        )
+        return view.load.burden + worth * (key.tokens - had * BLOCK_TOKENS)
 
     order = list(policy.rank(members, key, DICE))
     by_id = {view.id: view for view in members}
     costs = [cost(by_id[id_]) for id_ in order]
-    assert costs == sorted(costs)
+    assert costs == pytest.approx(sorted(costs))
     explained = policy.explain(members, key)
     assert [explained[id_] for id_ in order] == pytest.approx(costs)
 
@@ -178,6 +177,13 @@ def test_a_member_that_was_gone_has_nothing_in_its_cache():
     assert first(policy, members, key) == "gpu-0/0"
     policy.forget("gpu-0/0")
     assert policy.explain(members, key) == {"gpu-0/0": key.tokens, "gpu-1/0": key.tokens}
+
+
+def test_an_order_holds_whoever_may_be_asked_when_its_second_is_wanted():
+    policy, everybody = CacheAware(), tuple(views(3))
+    order = policy.rank(everybody, key_of(1, 2), DICE)
+    policy.rank(everybody[:1], key_of(3), DICE)
+    assert sorted(order) == [view.id for view in everybody]
 
 
 def test_members_that_may_be_asked_can_change_between_any_two_requests():

@@ -77,6 +77,11 @@ class Learner(ABC):
 
     __slots__ = ()
 
+    @property
+    @abstractmethod
+    def entries(self) -> int:
+        """What it remembers of prompts, in entries: memory that grows with traffic, up to a bound."""
+
     @abstractmethod
     def rank(self, views: Sequence[EndpointView], key: RequestKey, dice: Dice) -> Sequence[str]:
         """See `Policy`."""

@@ -3,7 +3,9 @@
     cost = (0.25 * prompt tokens that wait there + 160 * requests in flight + own tokens that are not cached) * slowness
 
 Everything is in tokens, so no GPU has to be calibrated. What waits counts a quarter: a cache is worth a queue, up to
-four times its size. Equal costs: fewest in flight, then the longest wait for a turn.
+four times its size. When even the least busy member has a queue, nobody will be idle soon whoever gets the request, and
+what counts is the work that is saved: own tokens are then worth 1 + its burden / 6,000 each. Equal costs: fewest in
+flight, then the longest wait for a turn.
 """
 
 from __future__ import annotations
@@ -16,11 +18,10 @@ from gpufleet.proxy.decide.balance.order import FirstThenRest
 from gpufleet.proxy.decide.balance.speeds import Speeds
 from gpufleet.proxy.decide.load import Load
 from gpufleet.proxy.decide.prefix_index import PrefixIndex
+from gpufleet.proxy.wire.prompt import BLOCK_TOKENS
 
-BLOCK_TOKENS = 256
-"""Tokens of one block of a prompt, as `wire.prompt` cuts it."""
-
-
+_CROWDED = 6000.0
+"""Burden of the least busy member at which what is cached counts twice. See the module."""
 _BURDEN: Callable[[Load], float] = attrgetter("burden")
 
 
@@ -55,6 +56,11 @@ class CacheAware(Learner):
         self._slowness: list[float] = []
         """Empty: all are alike."""
 
+    @property
+    def entries(self) -> int:
+        """See `Learner`."""
+        return self.index.entries
+
     def rank(self, views: Sequence[EndpointView], key: RequestKey, dice: Dice) -> Sequence[str]:
         """Lowest cost first."""
         if views is not self._views or type(views) is not tuple:  # a tuple does not change behind our back
@@ -64,10 +70,11 @@ class CacheAware(Learner):
         costs, _ = self._costs(key)
         best = min(costs)
         place = costs.index(best) if costs.count(best) == 1 else self._of_equals(costs, best)
-        first = self._ids[place]
+        ids = self._ids  # this list, whoever may be asked by the time that the second is wanted
+        first = ids[place]
         self._turn += 1
         self._last_turn[first] = self._turn
-        return FirstThenRest(first, len(costs), lambda: self._sorted(costs))
+        return FirstThenRest(first, len(costs), lambda: self._sorted(ids, costs))
 
     def explain(self, views: Sequence[EndpointView], key: RequestKey) -> dict[str, float]:
         """What each member would cost now, in tokens."""
@@ -75,10 +82,11 @@ class CacheAware(Learner):
         costs, rest = self._costs(key)
         return {id_: cost + rest for id_, cost in zip(self._ids, costs, strict=True)}
 
-    def _costs(self, key: RequestKey) -> tuple[list[float], int]:
+    def _costs(self, key: RequestKey) -> tuple[list[float], float]:
         """What each would cost, without what every one of them has to read; and that. Slowness is in already."""
         index, tokens, everybody, places = self.index, key.tokens, self._all, self._places
         costs = list(map(_BURDEN, self._loads))
+        worth = 1.0 + min(costs) / _CROWDED
         saved = 0
         held_by_all = 0
         steps = index.depths(key.blocks)
@@ -92,15 +100,16 @@ class CacheAware(Learner):
                 if held == everybody:
                     held_by_all = had
                 else:
+                    gain = worth * (had - saved)
                     while held:
                         bit = held & -held
-                        costs[places[bit]] -= had - saved
+                        costs[places[bit]] -= gain
                         held ^= bit
                 saved = had
-        rest = tokens - held_by_all
+        rest = worth * (tokens - held_by_all)
         if self._slowness:
             slowed = zip(costs, self._slowness, strict=True)
-            return [(cost + rest) * slow for cost, slow in slowed], 0
+            return [(cost + rest) * slow for cost, slow in slowed], 0.0
         return costs, rest
 
     def _look(self, views: Sequence[EndpointView]) -> None:
@@ -129,12 +138,10 @@ class CacheAware(Learner):
             key=lambda place: (loads[place].total, last.get(ids[place], 0), place),
         )
 
-    def _sorted(self, costs: list[float]) -> list[str]:
-        last, ids = self._last_turn, self._ids
-        return [
-            ids[place]
-            for place in sorted(range(len(costs)), key=lambda at: (costs[at], last.get(ids[at], 0)))
-        ]
+    def _sorted(self, ids: list[str], costs: list[float]) -> list[str]:
+        last = self._last_turn
+        order = sorted(range(len(costs)), key=lambda at: (costs[at], last.get(ids[at], 0)))
+        return [ids[place] for place in order]
 
     def sent(self, member: str, key: RequestKey, cache_tokens: int | None) -> int:
         """See `Learner`."""
