@@ -8,7 +8,7 @@ from typing import Any
 from gpufleet.change.flow import Change
 from gpufleet.change.leases.lease import Answer as LeaseAnswer
 from gpufleet.change.machine import State, leftovers
-from gpufleet.change.records.journal import Opened, Publishing, opening, replay
+from gpufleet.change.records.journal import Opened, opening, replay
 from gpufleet.change.records.journal_file import RunSummary
 from gpufleet.change.rows import host_rows
 from gpufleet.cli.console import Answer, table
@@ -51,9 +51,7 @@ def ways_out(summary: RunSummary) -> tuple[str, ...]:
     """The commands that finish a run; none for one that is over or at work."""
     match state_of(summary):
         case "interrupted":
-            if any(isinstance(record.body, Publishing) for record in summary.records):
-                return (f"gpufleet change resume {summary.run}",)  # what is published is finished, not undone
-            return (f"gpufleet change resume {summary.run}", f"gpufleet change undo {summary.run}")
+            return summary.ways_out
         case "stuck":
             return (f"gpufleet change undo {summary.run}",)
         case _:

@@ -294,9 +294,14 @@ def _refuse_under_way(store: PoolStore, name: PoolName) -> None:
         first = run.records[0].body if run.records else None
         if run.ending or not isinstance(first, Opened) or first.plan.context.get("pool") != name:
             continue
+        if run.busy:
+            raise Refused(
+                f"pool {name} is being changed by run {run.run}; nothing was changed",
+                hints=("run the command again after it", f"gpufleet change show {run.run}"),
+            )
         raise Refused(
-            f"pool {name} is being changed by run {run.run}; nothing was changed",
-            hints=("run the command again after it", f"gpufleet change show {run.run}"),
+            f"pool {name} was being changed by run {run.run}, whose process is gone; nothing was changed",
+            hints=run.ways_out,
         )
 
 

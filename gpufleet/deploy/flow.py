@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from gpufleet.change.flow import Change, run_change
 from gpufleet.change.model import Plan
@@ -206,7 +207,9 @@ def _carried_out(tools: Tools, prepared: Prepared) -> Done:
     meanwhile.refuse(_open_runs(tools, plan, prepared.facts))
     if not plan.bring_up.steps:
         involved = {one.host for one in (*plan.keep, *plan.gone)} | {one.host for one in plan.endpoints}
-        meanwhile.refuse_leases(involved, prepared.facts)
+        meanwhile.refuse_leases(
+            involved, prepared.facts, partial(journal_file.died_here, tools.change.state_dir)
+        )
     tools.store.keep_key(plan.pool.name, prepared.key)
     known = tools.store.record(plan.pool.name)
     context = commit.deploy_context(
@@ -264,10 +267,12 @@ def _revision_of(known: record.PoolRecord | None, plan: DeployPlan, next_one: in
 
 
 def _tell_of_open_runs(tools: Tools, plan: DeployPlan, facts: Mapping[HostName, HostFacts]) -> None:
-    for run, started in _open_runs(tools, plan, facts).items():
+    over = {one.run for one in journal_file.summaries(tools.change.state_dir) if one.ending}
+    for run, started in meanwhile.of_open_runs((*plan.keep, *plan.gone), facts, over).items():
         names = ", ".join(one.replica for one in started)
         tools.warn(
             f"run {run}, which started {names}, is not over: this plan cannot be carried out until it is"
+            f" (gpufleet change resume {run}, or undo)"
         )
 
 

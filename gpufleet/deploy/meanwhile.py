@@ -6,7 +6,7 @@ still says who serves; so it looks at what the hosts told of leases and open run
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from gpufleet.deploy.replicas import LABEL, Present
 from gpufleet.errors import ErrorRow, FactUnknown, LeaseHeld
@@ -47,8 +47,13 @@ def refuse(open_runs: Mapping[str, Sequence[Present]]) -> None:
         )
 
 
-def refuse_leases(hosts: Collection[HostName], facts: Mapping[HostName, HostFacts]) -> None:
-    """Raises LeaseHeld when somebody changes one of these hosts, and FactUnknown when that could not be read."""
+def refuse_leases(
+    hosts: Collection[HostName], facts: Mapping[HostName, HostFacts], died_here: Callable[[str], bool]
+) -> None:
+    """Raises LeaseHeld when somebody changes one of these hosts, and FactUnknown when that could not be read.
+
+    `died_here`: whether a run is one of this machine whose process is gone.
+    """
     for host in sorted(hosts):
         if host in facts and isinstance(unread := facts[host].lease, Unknown):
             raise FactUnknown(
@@ -63,6 +68,14 @@ def refuse_leases(hosts: Collection[HostName], facts: Mapping[HostName, HostFact
     }
     if held:
         host = next(iter(held))
+        run = held[host].rpartition(" ")[2]
+        if died_here(run):
+            raise LeaseHeld(
+                "a lease is held by a run of this machine whose process is gone; nothing was changed",
+                where=host,
+                rows=tuple(ErrorRow(name, f"held: {words}") for name, words in held.items()),
+                hints=(f"gpufleet change resume {run}", f"gpufleet change undo {run}"),
+            )
         raise LeaseHeld(
             "a lease is held by another run; nothing was changed",
             where=host,

@@ -152,6 +152,33 @@ def test_a_broken_lease_is_audited(held, ann, ben):
     )
 
 
+@pytest.mark.parametrize(
+    "asked",
+    ["drain chat gpu-01/0", "set chat --weight gpu-01/0=3", "scale chat 1 --yes", "delete chat --yes"],
+)
+def test_whoever_meets_a_run_of_this_machine_that_was_killed_is_told_how_to_end_it(ann, monkeypatch, asked):
+    """Nobody is at work on it: waiting would not help."""
+    assert ann.json("pool", "deploy", "chat", "--yes")["outcome"] == "committed"
+    append, written = JournalFile.append, []
+
+    def killed(self, body):
+        written.append(body)
+        if len(written) > 5:
+            raise Killed
+        return append(self, body)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(JournalFile, "append", killed)
+        with pytest.raises(Killed):
+            ann.run("pool", "deploy", "chat", "--model", "other/model", "--yes")
+    run = ann.json("change", "list")["runs"][0]["run"]
+    refused = ann.json("pool", *asked.split())
+    assert refused["exit"] in {4, 6}
+    assert refused["error"]["hints"] == [f"gpufleet change resume {run}", f"gpufleet change undo {run}"]
+    assert ann.json("change", "undo", run, "--yes")["outcome"] == "rolled_back"
+    assert ann.json("pool", *asked.split())["exit"] == 0
+
+
 def test_what_an_open_run_started_is_not_committed_by_another_deploy(held, ann):
     ann.fleet.clock.sleep(lease.EXPIRES + 1)
     for host in ("gpu-01", "gpu-02"):

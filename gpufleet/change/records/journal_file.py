@@ -17,7 +17,16 @@ from pathlib import Path
 from typing import Self
 
 from gpufleet.change.records.document import JournalError
-from gpufleet.change.records.journal import SCHEMA, Body, Opened, Record, Settled, decode, encode
+from gpufleet.change.records.journal import (
+    SCHEMA,
+    Body,
+    Opened,
+    Publishing,
+    Record,
+    Settled,
+    decode,
+    encode,
+)
 from gpufleet.clock import Clock
 from gpufleet.errors import PreflightFailed, Refused, UsageError
 from gpufleet.names import RunId
@@ -94,6 +103,14 @@ class RunSummary:
     ending: str = ""
     busy: bool = False
     problem: str = ""
+
+    @property
+    def ways_out(self) -> tuple[str, ...]:
+        """The commands that end a run whose process is gone; what has begun to publish is finished, not undone."""
+        resume, undo = f"gpufleet change resume {self.run}", f"gpufleet change undo {self.run}"
+        if any(isinstance(record.body, Publishing) for record in self.records):
+            return (resume,)
+        return (resume, undo)
 
 
 def new_run_id(clock: Clock) -> RunId:

@@ -59,7 +59,11 @@ def test_unknown_users_make_the_gpu_unknown():
 def test_a_lease_that_could_not_be_read_is_not_taken_for_none():
     host = HostName("a")
     with pytest.raises(FactUnknown):
-        meanwhile.refuse_leases([host], {host: facts.host("a", lease=Unknown("the lease could not be read"))})
+        meanwhile.refuse_leases(
+            [host],
+            {host: facts.host("a", lease=Unknown("the lease could not be read"))},
+            lambda _run: False,
+        )
 
 
 @pytest.mark.parametrize("state", ["exited", "created", "dead"])
