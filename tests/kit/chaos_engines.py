@@ -140,7 +140,9 @@ class ChaosEngine:
             await reader.readexactly(length)
             writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")  # a probe or a trial
             return True
-        plan = self.plans[int(fields[b"x-plan"])]
+        plan = self.plans.get(int(fields[b"x-plan"]))
+        if plan is None:
+            return False  # its client left long ago
         good = len(plan.attempts) >= plan.faulty
         attempt = Attempt(kept)
         plan.attempts.append(attempt)

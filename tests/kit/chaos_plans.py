@@ -120,6 +120,7 @@ class Plan:
     attempts: list[Attempt] = field(default_factory=list)
     arrived: asyncio.Event = field(default_factory=asyncio.Event)
     left: bool = False
+    done: bool = False
     stalls: int = 0
     """Attempts that wait for the proxy to hang up."""
     seen_gone: int = 0

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import json
 
 import pytest
 
 from gpufleet.proxy.decide.deadline import Timeouts
-from gpufleet.proxy.run.upload import UPLOAD_FROM, BodyBuffers
+from gpufleet.proxy.run.upload import UPLOAD_FROM, BodyBuffers, Upload
 from tests.kit.engines import CHAT_ANSWER, engines
 from tests.kit.engines import chat as ordinary
 from tests.kit.proxies import CHAT, eventually, proxy, table
@@ -57,6 +58,27 @@ def test_a_client_that_leaves_during_its_upload_leaves_nothing_behind(tmp_path, 
             eventually(lambda: state.buffered == 0 and not state.clients)
         assert running.post(big(3_000_000, 1))[2] == CHAT_ANSWER
     assert len(engine.calls) == 1
+
+
+@pytest.mark.parametrize("uvloop", [True, False])
+def test_a_body_of_a_client_that_left_waits_for_no_collection(tmp_path, uvloop):
+    """Collections are rare in a proxy: what refers to itself would stay for minutes, and with it its buffer."""
+    head = b"POST %s HTTP/1.1\r\nHost: p\r\nContent-Length: 9000000\r\n\r\n" % CHAT.encode()
+
+    def uploads() -> int:
+        return sum(isinstance(thing, Upload) for thing in gc.get_objects())
+
+    with engines(ordinary) as (engine,), proxy(tmp_path, table(engine), uvloop=uvloop) as running:
+        gc.collect()
+        gc.disable()
+        try:
+            with running.dial() as client:
+                client.send(head + b"x" * 2_000_000)
+                eventually(lambda: running.started.state.buffered == 2_000_000)
+                assert uploads() == 1
+            eventually(lambda: uploads() == 0, "the body is gone with its client")
+        finally:
+            gc.enable()
 
 
 def test_an_upload_that_stops_is_answered_408(tmp_path):

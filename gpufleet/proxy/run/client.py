@@ -99,7 +99,7 @@ class ClientConnection(asyncio.Protocol):
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._transport = None
+        self._transport = self._upload = None  # the upload knows us: its buffer would wait for a collection
         self._hold(0)
         self._state.clients.discard(self)
         self._leave()

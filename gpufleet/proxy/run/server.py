@@ -22,7 +22,7 @@ from gpufleet.proxy.run.admin import AdminConnection
 from gpufleet.proxy.run.client import ClientConnection
 from gpufleet.proxy.run.desk import OwnDesk
 from gpufleet.proxy.run.port import PURPOSES, Port
-from gpufleet.proxy.run.process import run_loop
+from gpufleet.proxy.run.process import run_loop, tidy
 from gpufleet.proxy.run.scrape import read_loads, watch
 from gpufleet.proxy.run.sockets import BACKLOG, Sockets, notify
 from gpufleet.proxy.run.sources import Sources
@@ -34,6 +34,8 @@ _LOG = logging.getLogger("gpufleet.proxy")
 _ACCEPTING = 0.2
 _HANDSHAKE = 2.0
 """Seconds that somebody who was accepted may need to become a client, without TLS and with it."""
+_TIDY = 60.0
+"""Seconds between two looks for garbage."""
 _GOODBYES = 5
 """Turns of the loop until a client that was cut has ended its exchange, and that its connection to the engine."""
 
@@ -246,9 +248,13 @@ class _Server:
 
     async def _tick(self) -> None:
         """Again and again."""
+        tidied_at = self._loop.time()
         while True:
             await asyncio.sleep(self._config.tick)
             try:
+                if self._loop.time() - tidied_at > _TIDY:
+                    tidied_at = self._loop.time()
+                    tidy()
                 self._state.wall = self._clock.now().timestamp()
                 self._sources.look()
                 if self._certificate is not None:
