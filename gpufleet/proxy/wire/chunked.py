@@ -122,3 +122,21 @@ class ChunkFollower:
             self._trailer += len(line)
             if self._trailer > TRAILER_LIMIT or _TRAILER_LINE.fullmatch(line) is None:
                 raise ProtocolError(400, "a trailer is not valid or too long")
+
+
+class BoundedFollower(ChunkFollower):
+    """A chunked body of at most `limit` bytes: a size line that would pass it is refused, not its content."""
+
+    __slots__ = ("_limit", "_room")
+
+    def __init__(self, limit: int) -> None:
+        super().__init__()
+        self._limit = limit
+        self._room = limit
+
+    def _open(self, match: re.Match[bytes]) -> int:
+        size = super()._open(match)
+        self._room -= size
+        if self._room < 0:
+            raise ProtocolError(413, f"the request body is larger than {self._limit} bytes")
+        return size

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 
-from gpufleet.proxy.wire.chunked import ChunkFollower, ProtocolError
+from gpufleet.proxy.wire.chunked import BoundedFollower, ChunkFollower, ProtocolError
 from gpufleet.proxy.wire.heads import (
     HEAD_LIMIT,
     Framing,
@@ -136,28 +136,26 @@ class RequestReader:
         if empty is not None:
             buffer = self._buffer = buffer[empty.end() :]
         end = buffer.find(b"\r\n\r\n", max(0, self._scanned - 3))
-        if end < 0:
+        if end < 0 or end + 4 > HEAD_LIMIT:
             self._refuse_early(buffer)
             self._scanned = len(buffer)
             return None
         end += 4
-        if end > HEAD_LIMIT:
-            raise ProtocolError(431, "the request head is larger than 64 KiB")
         self._head = head = self._memory.request(buffer if end == len(buffer) else buffer[:end])
         self._buffer = buffer[end:]
         self._scanned = 0
         self._missing = head.length or 0
-        self._chunks = ChunkFollower() if head.length is None else None
+        self._chunks = BoundedFollower(self._body_limit) if head.length is None else None
         return head
 
     def _refuse_early(self, buffer: bytes) -> None:
-        """A head that can only become wrong is not waited for."""
-        if len(buffer) > HEAD_LIMIT:
-            raise ProtocolError(431, "the request head is larger than 64 KiB")
-        if _BARE_LINE_FEED.search(buffer, max(0, self._scanned - 1)):
+        """A head that can only become wrong is not waited for. What is wrong first is what is said."""
+        if _BARE_LINE_FEED.search(buffer, max(0, self._scanned - 1), HEAD_LIMIT):
             raise ProtocolError(400, "a line of the head does not end in CRLF")
         if buffer and not (65 <= buffer[0] <= 90 or buffer == b"\r"):
             raise ProtocolError(400, "this is not an HTTP/1.1 request")
+        if len(buffer) > HEAD_LIMIT:
+            raise ProtocolError(431, "the request head is larger than 64 KiB")
 
     def _read_length(self, length: int) -> bytes | None:
         if length > self._body_limit:
@@ -183,8 +181,6 @@ class RequestReader:
         taken = chunks.feed(self._buffer, pieces)
         self._content += b"".join(pieces)
         self._buffer = self._buffer[taken:]
-        if len(self._content) > self._body_limit:
-            raise ProtocolError(413, f"the request body is larger than {self._body_limit} bytes")
         if not chunks.complete:
             return None
         body, self._content = bytes(self._content), bytearray()
@@ -203,7 +199,17 @@ class RequestReader:
 class ResponseReader:
     """The client's side of one connection: the head of the final answer, then the end of its body."""
 
-    __slots__ = ("_buffer", "_chunks", "_framing", "_left", "_memory", "complete", "overrun", "pieces")
+    __slots__ = (
+        "_buffer",
+        "_chunks",
+        "_framing",
+        "_left",
+        "_memory",
+        "_scanned",
+        "complete",
+        "overrun",
+        "pieces",
+    )
 
     def __init__(self) -> None:
         self._memory = HeadMemory()
@@ -212,6 +218,7 @@ class ResponseReader:
     def begin(self) -> None:
         """Another answer is next."""
         self._buffer = b""
+        self._scanned = 0
         self._framing = _NONE
         self._left = 0
         self._chunks: ChunkFollower | None = None
@@ -225,21 +232,25 @@ class ResponseReader:
         """The head and the bytes behind it, or None when the head is not whole. Interim answers (1xx) are dropped."""
         buffer = self._buffer + received if self._buffer else received
         while True:
-            end = buffer.find(b"\r\n\r\n")
+            scanned = self._scanned
+            end = buffer.find(b"\r\n\r\n", max(0, scanned - 3))
             if end < 0:
                 if len(buffer) > HEAD_LIMIT:
                     raise ProtocolError(502, "the response head is larger than 64 KiB")
-                if not _VERSION.startswith(buffer[: len(_VERSION)]) or _BARE_LINE_FEED.search(buffer):
+                if not _VERSION.startswith(buffer[: len(_VERSION)]) or _BARE_LINE_FEED.search(
+                    buffer, max(0, scanned - 1)
+                ):
                     raise ProtocolError(
                         502, "the engine does not speak HTTP/1.1"
                     )  # the rest would never come
-                self._buffer = buffer
+                self._buffer, self._scanned = buffer, len(buffer)
                 return None
             end += 4
             if end > HEAD_LIMIT:
                 raise ProtocolError(502, "the response head is larger than 64 KiB")
             head = self._memory.response(buffer[:end])
             buffer = buffer[end:]
+            self._scanned = 0
             if head.status >= 200:
                 break
         self._buffer = b""
