@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from gpufleet.mig.geometry import is_legal, layouts
 from gpufleet.mig.layout import Wanted
-from gpufleet.mig.model import Geometry, Placed
+from gpufleet.mig.model import Geometry, Placed, Profile
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,22 +53,33 @@ def plan(
 ) -> LayoutChange | NoLayout:
     """The smallest change from `seen` to `wanted`; `busy` slices are those that somebody uses."""
     there = frozenset(seen)
-    best: tuple[tuple[object, ...], tuple[Placed, ...]] | None = None
-    for layout in layouts(geometry, [one.profile for one in wanted]):
-        if not _obeys(layout, wanted):
-            continue
-        gone = there.difference(layout)
-        cost = (len(gone & busy), len(gone), tuple(one.start for one in layout), layout)
-        if best is None or cost < best[0]:
-            best = (cost, layout)
+    used = there & busy
+    best: frozenset[Placed] | None = None
+    least = (len(used) + 1, len(there) + 1)
+    for starts, chosen in _placings(geometry, tuple(one.profile for one in wanted)):
+        kept = chosen & there
+        cost = (len(used - kept) if used else 0, len(there) - len(kept))
+        # They come in the order of their starts, so among equals the first is the lowest.
+        if cost < least and _obeys(starts, wanted):
+            least, best = cost, chosen
     if best is None:
         return _no_layout(geometry, wanted)
-    chosen = frozenset(best[1])
     return LayoutChange(
-        keep=tuple(sorted(there & chosen)),
-        destroy=tuple(sorted(there - chosen)),
-        create=tuple(sorted(chosen - there)),
+        keep=tuple(sorted(there & best)),
+        destroy=tuple(sorted(there - best)),
+        create=tuple(sorted(best - there)),
     )
+
+
+@lru_cache(maxsize=256)
+def _placings(
+    geometry: Geometry, profiles: tuple[Profile, ...]
+) -> tuple[tuple[tuple[Placed, ...], frozenset[Placed]], ...]:
+    """Every way to place the profiles, lowest starts first; a rolling change asks it of one GPU after the other."""
+    found = sorted(
+        layouts(geometry, profiles), key=lambda layout: (tuple(one.start for one in layout), layout)
+    )
+    return tuple((layout, frozenset(layout)) for layout in found)
 
 
 def added(seen: Sequence[Placed], geometry: Geometry, more: Sequence[Wanted]) -> tuple[Wanted, ...]:

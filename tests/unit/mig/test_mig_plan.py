@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import random
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
 
 import pytest
 
@@ -19,25 +23,102 @@ from tests.unit.mig.boards_by_hand import CHECKED, states
 H100 = BOARDS["H100-80GB"]
 
 
+@dataclass(frozen=True)
+class Board:
+    """All that a board can hold, found without the planner: slices as bits, layouts by what they are made of."""
+
+    options: tuple[Placed, ...]
+    layouts: dict[tuple[str, ...], list[int]]
+
+    def bits(self, slices: Iterable[Placed]) -> int:
+        return sum(1 << self.options.index(one) for one in slices)
+
+    def slices(self, bits: int) -> frozenset[Placed]:
+        return frozenset(one for at, one in enumerate(self.options) if bits >> at & 1)
+
+
+def by_brute_force(board: str) -> Board:
+    options = tuple(sorted({one for state in states(board) for one in state}))
+    found = Board(options, {})
+    for state in sorted(
+        states(board), key=lambda state: ([one.start for one in sorted(state)], sorted(state))
+    ):
+        found.layouts.setdefault(tuple(sorted(one.profile for one in state)), []).append(found.bits(state))
+    return found
+
+
+def wishes(board: str, names: Iterable[str]) -> list[Wanted]:
+    return [Wanted(profile) for name in names if (profile := BOARDS[board].profile(name))]
+
+
 @pytest.mark.parametrize("board", CHECKED)
 def test_no_other_layout_would_touch_less(board):
-    geometry, all_states = BOARDS[board], states(board)
-    by_profiles: dict[tuple[str, ...], list[frozenset[Placed]]] = {}
-    for state in all_states:
-        by_profiles.setdefault(tuple(sorted(one.profile for one in state)), []).append(state)
+    """From every state of the board to every layout: fewest slices in use end, then fewest end, then lowest starts."""
+    geometry, every = BOARDS[board], by_brute_force(board)
     dice = random.Random(board)
-    for seen in dice.sample(all_states, min(len(all_states), 60)):
-        busy = frozenset(one for one in seen if dice.random() < 0.4)
-        for names, layouts in by_profiles.items():
-            wanted = [Wanted(profile) for name in names if (profile := geometry.profile(name))]
-            change = plan(geometry, tuple(seen), wanted, busy=busy)
+    wanted = {names: wishes(board, names) for names in every.layouts}
+    alone = {bits: every.slices(bits) for layouts in every.layouts.values() for bits in layouts}
+    compared = 0
+    for seen, slices in alone.items():
+        used = seen & dice.getrandbits(len(every.options)) if dice.random() < 0.5 else 0
+        busy, there = every.slices(used), tuple(sorted(slices))
+        for names, layouts in every.layouts.items():
+            best, least = 0, 1000
+            for bits in layouts:
+                cost = 16 * (used & ~bits).bit_count() + (seen & ~bits).bit_count()
+                if cost < least:
+                    best, least = bits, cost
+            change = plan(geometry, there, wanted[names], busy=busy)
             assert isinstance(change, LayoutChange)
-            after = {*change.keep, *change.create}
-            assert frozenset(after) in layouts
-            assert {*change.keep, *change.destroy} == seen
-            assert not {*change.create} & seen
-            cheapest = min((len((seen - one) & busy), len(seen - one)) for one in layouts)
-            assert (len({*change.destroy} & busy), len(change.destroy)) == cheapest
+            kept = alone[best] & slices
+            assert frozenset(change.keep) == kept, (there, names)
+            assert frozenset(change.create) == alone[best] - kept, (there, names)
+            assert frozenset(change.destroy) == slices - kept, (there, names)
+            compared += 1
+    assert compared == len(alone) * len(wanted)
+
+
+@pytest.mark.parametrize("board", CHECKED)
+def test_a_place_that_is_asked_for_is_had_with_the_least_change(board):
+    geometry, every = BOARDS[board], by_brute_force(board)
+    dice = random.Random(board)
+    all_states = states(board)
+    for names, layouts in every.layouts.items():
+        for bits in layouts:
+            if not bits:
+                continue
+            pinned = dice.choice(sorted(every.slices(bits)))
+            wanted = wishes(board, names)
+            at = names.index(pinned.profile)
+            wanted[at] = Wanted(wanted[at].profile, pinned.start)
+            seen = dice.choice(all_states)
+            change = plan(geometry, tuple(seen), wanted)
+            assert isinstance(change, LayoutChange)
+            assert pinned in {*change.keep, *change.create}
+            there, pin = every.bits(seen), every.bits([pinned])
+            least = min((there & ~other).bit_count() for other in layouts if other & pin)
+            assert len(change.destroy) == least
+
+
+@pytest.mark.parametrize("board", CHECKED)
+def test_what_no_layout_holds_is_refused_with_what_does_fit(board):
+    geometry, every = BOARDS[board], by_brute_force(board)
+    names = [one.name for one in geometry.profiles]
+    most = 8 if len(names) < 8 else 4
+    refused = 0
+    for count in range(1, most + 1):
+        for wanted in itertools.combinations_with_replacement(sorted(names), count):
+            answer = plan(geometry, (), wishes(board, wanted))
+            assert isinstance(answer, LayoutChange) == (wanted in every.layouts), wanted
+            if isinstance(answer, NoLayout):
+                refused += 1
+                fits = tuple(sorted(one.profile.name for one in answer.nearest))
+                left = Counter(wanted) - Counter(fits)
+                assert fits in every.layouts, wanted
+                assert left.total() == len(wanted) - len(fits) > 0
+                assert not any(tuple(sorted((*fits, one))) in every.layouts for one in left), wanted
+                assert answer.reason
+    assert refused > 100
 
 
 @pytest.mark.parametrize("board", BOARDS)
