@@ -15,7 +15,7 @@ Source = Annotated[
     str,
     typer.Argument(
         metavar="TRACE",
-        help="A trace file (JSON lines of Mooncake, or CSV), or chat, agents, documents, bursts.",
+        help="A trace file (JSON lines of Mooncake, or CSV), or chat, agents, documents, bursts, mixed.",
     ),
 ]
 Policies = Annotated[

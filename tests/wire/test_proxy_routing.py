@@ -192,6 +192,22 @@ def test_the_algorithm_can_be_changed_while_answers_stream(tmp_path):
         eventually(lambda: at_rest(running))
 
 
+@pytest.mark.parametrize("algorithm", ["round-robin", "random", "cache-aware"])
+def test_a_session_that_names_itself_has_one_member_over_reloads(tmp_path, algorithm):
+    with engines(chat, chat, chat) as members:
+        routes = table(*members, algorithm=algorithm)
+        with proxy(tmp_path, routes) as running:
+            named = {
+                number: who(running.post(asked("x"), **{"X-Session-ID": f"s{number}"})) for number in range(9)
+            }
+            assert len(set(named.values())) == 3 or algorithm == "random"
+            write(running.routes, table(*members, generation=2, algorithm="least-busy"))
+            eventually(lambda: running.admin("GET", "/admin/members")[1]["generation"] == 2)
+            for number, home in named.items():
+                for _ in range(3):
+                    assert who(running.post(asked("x"), **{"x-session-id": f"s{number}"})) == home
+
+
 def test_a_member_that_was_down_is_thought_to_have_nothing(tmp_path):
     quick = HealthRules(every=0.02, timeout=PATIENCE)
     with engines(chat, chat) as members:

@@ -116,11 +116,21 @@ def bursts(dice: random.Random, requests: int) -> Iterator[Arrival]:
             return
 
 
+def mixed(dice: random.Random, requests: int) -> Iterator[Arrival]:
+    """A third of each of the first three at once."""
+    kinds = (chat, agents, documents)
+    for number, kind in enumerate(kinds):
+        for one in kind(dice, requests // len(kinds) + 1):
+            blocks = tuple(len(kinds) * key + number for key in one.blocks)  # what one shares is no other's
+            yield Arrival(at=one.at, prompt=one.prompt, output=one.output, blocks=blocks)
+
+
 WORKLOADS: Mapping[str, Callable[[random.Random, int], Iterator[Arrival]]] = {
     "chat": chat,
     "agents": agents,
     "documents": documents,
     "bursts": bursts,
+    "mixed": mixed,
 }
 """By the name that people write."""
 

@@ -252,7 +252,7 @@ class ClientConnection(asyncio.Protocol):
         stream, now = bool(peeked.stream), self._last_read_at
         exchange = Exchange(self._state, self, asked, body, size, pool=pool, stream=stream, now=now)
         self._exchange = exchange
-        exchange.start(pool.key(peeked.model or "", body, size))
+        exchange.start(pool.key(peeked.model or "", asked, body, size))
 
     # --- answers of our own --------------------------------------------------------------------------------------
 

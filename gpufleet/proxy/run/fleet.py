@@ -11,16 +11,21 @@ import asyncio
 import logging
 import re
 from collections.abc import Sequence
+from typing import Protocol
 
 from gpufleet.pools.routes import EndpointRoute, PoolRoute, RouteTable
 from gpufleet.proxy.config import ProxyConfig
-from gpufleet.proxy.decide.balance.api import Learner, Policy, RequestKey
+from gpufleet.proxy.decide.balance.api import Dice, Learner, Policy, RequestKey
+from gpufleet.proxy.decide.balance.pins import Pins
 from gpufleet.proxy.decide.balance.policies import POLICIES
 from gpufleet.proxy.decide.health import Health, Observation, Verdict, eligible, evolve, expire, share
 from gpufleet.proxy.decide.load import Share
 from gpufleet.proxy.run.key_reference import resolve
 from gpufleet.proxy.run.member import Member, Seat, split_url
+from gpufleet.proxy.wire.heads import RequestHead
 from gpufleet.proxy.wire.prompt import read as read_prompt
+from gpufleet.proxy.wire.session import session_of
+from gpufleet.tokens.model import Principal
 
 _ANSWERED, _UP = Observation.ANSWERED, Verdict.UP  # see `request`
 _LOG = logging.getLogger("gpufleet.proxy")
@@ -37,6 +42,20 @@ class TableRefused(Exception):
         super().__init__("".join(sign if sign.isprintable() else repr(sign)[1:-1] for sign in reason))
 
 
+class Asking(Protocol):
+    """A request, as far as its head says."""
+
+    @property
+    def head(self) -> RequestHead:
+        """Of the request."""
+        ...
+
+    @property
+    def principal(self) -> Principal:
+        """Who asks."""
+        ...
+
+
 class LivePool:
     """One pool of one generation."""
 
@@ -47,28 +66,42 @@ class LivePool:
         "learner",
         "models",
         "name",
+        "pins",
         "policy",
         "route_draining",
         "seats",
     )
 
-    def __init__(self, route: PoolRoute, seats: tuple[Seat, ...], policy: Policy) -> None:
+    def __init__(self, route: PoolRoute, seats: tuple[Seat, ...], policy: Policy, pins: Pins) -> None:
         self.name = route.name
         self.algorithm = route.algorithm
         self.models = route.models
         self.seats = seats
         self.by_id = {seat.id: seat for seat in seats}
         self.policy = policy
+        self.pins = pins
         self.learner = policy if isinstance(policy, Learner) else None
         self.route_draining = frozenset(seat.id for seat in seats if seat.draining)
         self.eligible: tuple[Seat, ...] = ()
 
-    def key(self, model: str, body: bytes | bytearray, size: int) -> RequestKey:
+    def key(self, model: str, asked: Asking, body: bytes | bytearray, size: int) -> RequestKey:
         """What the policy wants to know of a request; `body` is JSON in its first `size` bytes, or something else."""
+        session = session_of(asked.head.kept, asked.principal.tenant)
         if self.learner is None:
-            return RequestKey(model=model)
+            return RequestKey(model=model, session=session)
         prompt = read_prompt(body, size)
-        return RequestKey(model=model, blocks=prompt.blocks, tokens=prompt.tokens)
+        return RequestKey(model=model, session=session, blocks=prompt.blocks, tokens=prompt.tokens)
+
+    def rank(self, key: RequestKey, dice: Dice) -> Sequence[str]:
+        """The members in the order of attempts; a session's own first."""
+        eligible = self.eligible
+        if not key.session:
+            return self.policy.rank(eligible, key, dice)
+        if self.algorithm == "weighted-static":
+            eligible = tuple(seat for seat in eligible if seat.weight)
+        return self.pins.rank(
+            key.session, eligible, self.by_id, lambda: self.policy.rank(self.eligible, key, dice)
+        )
 
     def take(self, seat: Seat, key: RequestKey) -> Share:
         """The member's share of a request that is sent to it now."""
@@ -151,7 +184,7 @@ class Fleet:
                 member.metrics_path = endpoint.metrics
                 draining = endpoint.state == "draining"
                 seats.append(Seat(route.name, member, endpoint.weight, draining=draining))
-            pools[route.name] = LivePool(route, tuple(seats), self._policy(route))
+            pools[route.name] = LivePool(route, tuple(seats), self._policy(route), self._pins(route))
         self.members = members
         self.table = LiveTable(table, pools)
         for identity, member in before.items():
@@ -172,6 +205,10 @@ class Fleet:
         if old is not None and old.algorithm == route.algorithm:
             return old.policy
         return POLICIES[route.algorithm]()
+
+    def _pins(self, route: PoolRoute) -> Pins:
+        old = self.table.pools.get(route.name)
+        return Pins() if old is None else old.pins
 
     def refresh(self) -> None:
         """Work out anew who may be asked."""

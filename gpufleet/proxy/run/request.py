@@ -123,7 +123,7 @@ class Exchange:
         """Choose a member and send."""
         pool = self._pool
         self._key = key
-        self._ranked = pool.policy.rank(pool.eligible, key, self._state.dice)
+        self._ranked = pool.rank(key, self._state.dice)
         if not self._ranked:
             self._refuse(no_healthy_members())
             return
