@@ -14,7 +14,7 @@ from gpufleet.deploy.drift.flow import drift
 from gpufleet.deploy.flow import carry_out, prepare
 from gpufleet.errors import PreflightFailed, Refused, RolledBack, UsageError
 from gpufleet.lab.faults import Fault, Kind
-from gpufleet.lab.vllm.api import Request
+from gpufleet.lab.vllm.replies import Request
 from gpufleet.names import PoolName, RunId
 from gpufleet.pools import record
 from tests.kit.deploy_site import Site

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from gpufleet.lab.vllm.api import Chunk, Reply, Request, error
+from gpufleet.lab.vllm.replies import Chunk, Reply, Request, error
 from gpufleet.lab.vllm.spec import EngineSpec
 
 Changed = tuple[EngineSpec, Reply]

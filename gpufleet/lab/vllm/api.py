@@ -1,66 +1,18 @@
-"""Requests and replies in the shape of vLLM's OpenAI server, as data.
-
-A reply carries its body as chunks, each with the seconds that pass before it and the tokens in it.
-"""
+"""Chats and completions in the shape of vLLM's OpenAI server, as data."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
 import msgspec
 
-from gpufleet.lab.vllm import words
+from gpufleet.lab.vllm import tools, words
+from gpufleet.lab.vllm.replies import Chunk, Rejected, Reply, Request, error, plain_json
 from gpufleet.lab.vllm.spec import EngineSpec, Mode
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """One HTTP request; header names in lower case."""
-
-    method: str
-    path: str
-    headers: Mapping[str, str] = field(default_factory=dict)
-    body: bytes = b""
-
-
-@dataclass(frozen=True, slots=True)
-class Chunk:
-    """A piece of a body. `delay` is in seconds, infinite for an engine that hangs."""
-
-    content: bytes
-    delay: float = 0.0
-    tokens: int = 0
-
-
-@dataclass(slots=True, eq=False)
-class Reply:
-    """What is answered. `ticket` is there when the request generates; `streamed` when the length is unknown."""
-
-    status: int
-    headers: dict[str, str] = field(default_factory=dict)
-    chunks: Sequence[Chunk] = ()
-    ticket: Any = None
-
-    @property
-    def streamed(self) -> bool:
-        """Whether the body has no known length."""
-        return self.headers.get("content-type", "").startswith("text/event-stream")
-
-    def body(self) -> bytes:
-        """All chunks at once."""
-        return b"".join(chunk.content for chunk in self.chunks)
-
-
-class Rejected(Exception):
-    """A request that is answered with an error."""
-
-    def __init__(self, reply: Reply) -> None:
-        super().__init__(reply.status)
-        self.reply = reply
 
 
 @dataclass(slots=True)
@@ -77,8 +29,18 @@ class Generation:
     prompt: list[str]
     answers: list[list[str]]
     finish: str
+    wanted: int = 0
+    """Tokens that it may have at most."""
     echo: str = ""
     cached: int = 0
+    call: tools.Call | None = None
+    """The answer is this, and the tokens are its arguments."""
+
+    @property
+    def told_finish(self) -> str:
+        """What clients are told; the engine itself knows no tools."""
+        called = self.call is not None and self.call.free and self.finish == "stop"
+        return "tool_calls" if called else self.finish
 
     @property
     def prompt_tokens(self) -> int:
@@ -89,25 +51,6 @@ class Generation:
     def completion_tokens(self) -> int:
         """Tokens of all answers."""
         return sum(map(len, self.answers))
-
-
-def plain_json(status: int, value: object, headers: Mapping[str, str] | None = None) -> Reply:
-    """A JSON body."""
-    return Reply(
-        status, {"content-type": "application/json", **(headers or {})}, (Chunk(msgspec.json.encode(value)),)
-    )
-
-
-def text(status: int, body: str) -> Reply:
-    """The Prometheus text format."""
-    return Reply(
-        status, {"content-type": "text/plain; version=0.0.4; charset=utf-8"}, (Chunk(body.encode()),)
-    )
-
-
-def error(status: int, kind: str, message: str, param: str | None = None) -> Reply:
-    """An error body of vLLM: that of OpenAI, with a number as code."""
-    return plain_json(status, {"error": {"message": message, "type": kind, "param": param, "code": status}})
 
 
 def models(spec: EngineSpec, created: int) -> Reply:
@@ -153,7 +96,8 @@ def decoded(spec: EngineSpec, request: Request) -> dict[str, Any]:
     return body
 
 
-def _prompt_of(body: Mapping[str, Any], *, chat: bool) -> str:
+def prompt_of(body: Mapping[str, Any], *, chat: bool) -> str:
+    """The text that the model reads. Raises `Rejected`."""
     if not chat:
         prompt = body.get("prompt")
         if isinstance(prompt, list):
@@ -202,9 +146,13 @@ def generation(spec: EngineSpec, request: Request, serial: int, now: int) -> Gen
     Raises:
         Rejected: it cannot be answered; the reply says why.
     """
-    chat = request.path.startswith("/v1/chat")
-    body = decoded(spec, request)
-    said = _prompt_of(body, chat=chat)
+    return understood(spec, decoded(spec, request), serial, now, chat=request.path.startswith("/v1/chat"))
+
+
+def understood(spec: EngineSpec, body: Mapping[str, Any], serial: int, now: int, *, chat: bool) -> Generation:
+    """The same of a body; other dialects bring theirs into the shape of a chat. Raises `Rejected`."""
+    call = tools.asked(spec, body, serial) if chat else None
+    said = prompt_of(body, chat=chat)
     prompt = words.tokens_of(said)
     wanted = number(body, ("max_completion_tokens", "max_tokens"), 1)
     if wanted is None:
@@ -215,8 +163,11 @@ def generation(spec: EngineSpec, request: Request, serial: int, now: int) -> Gen
             f"{len(prompt)} in the prompt and {wanted} in the answer are more"
         )
         raise Rejected(error(400, "BadRequestError", message))
+    spoken = words.tokens_of(call.arguments) if call is not None else None
     natural = max(words.natural_length(said), number(body, ("min_tokens",), 0) or 0)
-    length = wanted if body.get("ignore_eos") else min(wanted, natural)
+    natural = natural if spoken is None else len(spoken)
+    length = wanted if body.get("ignore_eos") and spoken is None else min(wanted, natural)
+    choices = number(body, ("n",), 1) or 1
     options = body.get("stream_options") or {}
     return Generation(
         id=f"{'chatcmpl' if chat else 'cmpl'}-{serial:032x}",
@@ -227,9 +178,14 @@ def generation(spec: EngineSpec, request: Request, serial: int, now: int) -> Gen
         include_usage=spec.force_usage or bool(options.get("include_usage")),
         usage_everywhere=bool(options.get("continuous_usage_stats")),
         prompt=prompt,
-        answers=[_answer(spec, said, choice, length) for choice in range(number(body, ("n",), 1) or 1)],
-        finish="length" if length == wanted else "stop",
+        answers=[
+            spoken[:length] if spoken is not None else _answer(spec, said, choice, length)
+            for choice in range(choices)
+        ],
+        finish="length" if length == wanted and length != len(spoken or ()) else "stop",
+        wanted=wanted,
         echo=said if body.get("echo") and not chat else "",
+        call=call,
     )
 
 
@@ -256,9 +212,14 @@ def generation_headers(made: Generation) -> dict[str, str]:
     return {"content-type": "application/json"}
 
 
+def wait_of(spec: EngineSpec, made: Generation) -> float:
+    """Seconds until the first token."""
+    return math.inf if spec.mode is Mode.HANG else (made.prompt_tokens - made.cached) * spec.prefill_seconds
+
+
 def chunks(spec: EngineSpec, made: Generation) -> Sequence[Chunk]:
     """The body of the answer over time."""
-    wait = math.inf if spec.mode is Mode.HANG else (made.prompt_tokens - made.cached) * spec.prefill_seconds
+    wait = wait_of(spec, made)
     if not made.stream:
         tokens = made.completion_tokens
         longest = max(map(len, made.answers))
@@ -272,11 +233,14 @@ def _whole(spec: EngineSpec, made: Generation) -> dict[str, Any]:
         choice: dict[str, Any] = {
             "index": index,
             "logprobs": None,
-            "finish_reason": made.finish,
+            "finish_reason": made.told_finish,
             "stop_reason": None,
         }
         said = "".join(answer)
-        if made.chat:
+        if made.call is not None:
+            called = tools.part(made.call, arguments=said)
+            choice["message"] = {"role": "assistant", "content": None, "tool_calls": [called]}
+        elif made.chat:
             choice["message"] = {"role": "assistant", "content": said, "tool_calls": []}
         else:
             choice["text"] = made.echo + said
@@ -301,19 +265,28 @@ def _events(spec: EngineSpec, made: Generation, wait: float) -> Iterator[Chunk]:
                 "finish_reason": None,
             }
             yield _event(spec, made, [opening], 0, delay=wait if index == 0 else 0.0)
+            if made.call is not None:
+                begun = {"tool_calls": [tools.part(made.call, 0, "")]}
+                yield _event(spec, made, [{**opening, "delta": begun}], 0)
         wait = 0.0
     told = 0
     for place in range(max(map(len, made.answers))):
         for index, answer in enumerate(made.answers):
             told += 1
-            finish = made.finish if place == len(answer) - 1 else None
-            piece = {"delta": {"content": answer[place]}} if made.chat else {"text": answer[place]}
+            finish = made.told_finish if place == len(answer) - 1 else None
+            piece = _piece(made, answer[place])
             choice = {"index": index, **piece, "logprobs": None, "finish_reason": finish, "stop_reason": None}
             delay = (wait if told == 1 else 0.0) + (spec.token_seconds if index == 0 else 0.0)
             yield _event(spec, made, [choice], told, delay=delay, tokens=1)
     if made.include_usage:
         yield _event(spec, made, [], told)
     yield Chunk(b"data: [DONE]\n\n")
+
+
+def _piece(made: Generation, token: str) -> dict[str, Any]:
+    if made.call is not None:
+        return {"delta": {"tool_calls": [{"index": 0, "function": {"arguments": token}}]}}
+    return {"delta": {"content": token}} if made.chat else {"text": token}
 
 
 def _event(
@@ -341,7 +314,7 @@ def tokenize(spec: EngineSpec, request: Request) -> Reply:
     """POST /tokenize: of a prompt or of messages."""
     try:
         body = decoded(spec, request)
-        tokens = words.tokens_of(_prompt_of(body, chat="messages" in body))
+        tokens = words.tokens_of(prompt_of(body, chat="messages" in body))
     except Rejected as rejected:
         return rejected.reply
     answer = {

@@ -26,9 +26,9 @@ from typing import Any, Protocol, Self, TypeVar
 
 from gpufleet.clock import SystemClock
 from gpufleet.lab.vllm import log
-from gpufleet.lab.vllm.api import Reply, Request
 from gpufleet.lab.vllm.engine_connection import Connection
 from gpufleet.lab.vllm.engine_model import EngineModel, Phase
+from gpufleet.lab.vllm.replies import Reply, Request
 from gpufleet.lab.vllm.spec import EngineSpec, Mode
 
 T = TypeVar("T")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import httptools
 
-from gpufleet.lab.vllm.api import Reply, Request, error
+from gpufleet.lab.vllm.replies import Reply, Request, error
 
 if TYPE_CHECKING:
     from gpufleet.lab.vllm.engine import RunningEngine

@@ -17,14 +17,15 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from gpufleet.engine.adapters import LOAD, UNLOAD
-from gpufleet.lab.vllm import adapters, api, log, pooling
-from gpufleet.lab.vllm.api import Chunk, Generation, Reply, Request
+from gpufleet.lab.vllm import adapters, api, log, messages, pooling, replies, responses
+from gpufleet.lab.vllm.api import Generation
 from gpufleet.lab.vllm.metrics import Counters, Gauges, page
+from gpufleet.lab.vllm.replies import Chunk, Reply, Request
 from gpufleet.lab.vllm.spec import EngineSpec, Mode
 from gpufleet.lab.vllm.words import BLOCK, blocks_of
 
@@ -53,6 +54,8 @@ class Ticket:
     last_sent: float | None = None
     tokens: int = 0
     ended: bool = False
+    on_end: Callable[..., None] | None = None
+    """Told `whole=`: whether all of it was made."""
 
 
 @dataclass(slots=True)
@@ -74,6 +77,7 @@ class EngineModel:
     _running: list[Ticket] = field(default_factory=list)
     _waiting: list[Ticket] = field(default_factory=list)
     _cache: OrderedDict[bytes, None] = field(default_factory=OrderedDict)
+    _responses: responses.Store = field(default_factory=responses.Store)
     _serial: int = 0
 
     # life
@@ -133,6 +137,7 @@ class EngineModel:
         if self.phase(now) is not Phase.READY:
             raise ConnectionRefusedError("nothing listens on the engine's port")
         self._serial += 1
+        self._settle(now)
         reply = self._route(request, now)
         if self.spec.request_id_headers:
             given = request.headers.get("x-request-id", f"{self._serial:032x}")
@@ -142,24 +147,20 @@ class EngineModel:
     def _route(self, request: Request, now: float) -> Reply:
         path = request.path.partition("?")[0]
         if path.startswith(GUARDED) and request.method != "OPTIONS" and not self._authorised(request):
-            return api.plain_json(401, {"error": "Unauthorized"})
+            return replies.plain_json(401, {"error": "Unauthorized"})
         if path in {"/health", "/ping"}:
             return Reply(503 if self.spec.mode is Mode.UNHEALTHY else 200)
         answers: Mapping[str, tuple[str, Callable[[Request, float], Reply]]] = {
-            "/version": ("GET", lambda _request, _now: api.plain_json(200, {"version": self.spec.version})),
-            "/metrics": ("GET", lambda _request, _now: api.text(200, self.metrics())),
+            "/version": (
+                "GET",
+                lambda _request, _now: replies.plain_json(200, {"version": self.spec.version}),
+            ),
+            "/metrics": ("GET", lambda _request, _now: replies.text(200, self.metrics())),
             "/v1/models": (
                 "GET",
                 lambda _request, _now: api.models(self.spec, int(self.started + self.wall)),
             ),
-            **(
-                {
-                    "/v1/chat/completions": ("POST", self._generate),
-                    "/v1/completions": ("POST", self._generate),
-                }
-                if self.spec.kind == "generate"
-                else {}
-            ),
+            **(self._generating() if self.spec.kind == "generate" else {}),
             **(
                 {LOAD: ("POST", self._load), UNLOAD: ("POST", self._unload)}
                 if self.spec.lora and self.spec.runtime_lora
@@ -168,11 +169,26 @@ class EngineModel:
             "/tokenize": ("POST", lambda request, _now: api.tokenize(self.spec, request)),
         }
         if path not in answers:
-            return self._pooled(request)
+            stored = path.startswith(f"{responses.PATH}/") and responses.PATH in answers
+            return self._responses.answer(request, now) if stored else self._pooled(request)
         method, answer = answers[path]
         if request.method != method:
-            return api.plain_json(405, {"detail": "Method Not Allowed"}, {"allow": method})
+            return replies.plain_json(405, {"detail": "Method Not Allowed"}, {"allow": method})
         return answer(request, now)
+
+    def _generating(self) -> dict[str, tuple[str, Callable[[Request, float], Reply]]]:
+        """Paths of a model that generates, in this version."""
+        paths: dict[str, tuple[str, Callable[[Request, float], Reply]]] = {
+            "/v1/chat/completions": ("POST", self._generate),
+            "/v1/completions": ("POST", self._generate),
+        }
+        if self.spec.is_from(0, 10):
+            paths[responses.PATH] = ("POST", self._respond)
+        if self.spec.is_from(0, 12):
+            paths[messages.PATH] = ("POST", self._message)
+        if self.spec.is_from(0, 16):
+            paths[messages.COUNT] = ("POST", lambda request, _now: messages.count(self.spec, request))
+        return paths
 
     def _authorised(self, request: Request) -> bool:
         scheme, _, key = request.headers.get("authorization", "").partition(" ")
@@ -183,20 +199,50 @@ class EngineModel:
     def _generate(self, request: Request, now: float) -> Reply:
         try:
             generation = api.generation(self.spec, request, self._serial, int(now + self.wall))
-        except api.Rejected as rejected:
+        except replies.Rejected as rejected:
             return rejected.reply
+        return self._under_way(generation, now, lambda: api.chunks(self.spec, generation))
+
+    def _message(self, request: Request, now: float) -> Reply:
+        try:
+            made = messages.understand(self.spec, request, self._serial, int(now + self.wall))
+        except replies.Rejected as rejected:
+            return rejected.reply
+        return self._under_way(made, now, lambda: messages.chunks(self.spec, made))
+
+    def _respond(self, request: Request, now: float) -> Reply:
+        try:
+            response = responses.understand(
+                self.spec, self._responses.kept, request, self._serial, int(now + self.wall)
+            )
+        except replies.Rejected as rejected:
+            return rejected.reply
+        made = response.made
+        if response.keeps:
+            self._responses.kept[response.id] = response
+        if response.asked.get("background"):
+            made.cached = self._look_up(made)
+            work = api.wait_of(self.spec, made) + made.completion_tokens * self.spec.token_seconds
+            response.due = now + work
+            if not made.stream:
+                return replies.plain_json(200, responses.document(response, "queued", []))
+            return self._responses.answer(Request("GET", f"{responses.PATH}/{response.id}?stream=true"), now)
+        reply = self._under_way(made, now, lambda: responses.chunks(self.spec, response))
+        reply.ticket.on_end = response.ended
+        return reply
+
+    def _under_way(self, generation: Generation, now: float, body: Callable[[], Sequence[Chunk]]) -> Reply:
+        """A request that waits for its place from now on."""
         generation.cached = self._look_up(generation)
         ticket = Ticket(generation, now)
         self._waiting.append(ticket)
-        return Reply(
-            200, api.generation_headers(generation), api.chunks(self.spec, generation), ticket=ticket
-        )
+        return Reply(200, api.generation_headers(generation), body(), ticket=ticket)
 
     def _pooled(self, request: Request) -> Reply:
         """What a model answers that does not generate."""
         found = pooling.answer(self.spec, request, self._serial)
         if found is None:
-            return api.plain_json(404, {"detail": "Not Found"})
+            return replies.plain_json(404, {"detail": "Not Found"})
         reply, tokens = found
         self.counters.prompt_tokens += tokens
         return reply
@@ -214,6 +260,15 @@ class EngineModel:
             return changed
         self.spec, said = changed
         return said
+
+    def _settle(self, now: float) -> None:
+        """Count what was made in the background since the last request."""
+        for response in self._responses.settle(now):
+            made = response.made
+            self.counters.prompt_tokens += made.prompt_tokens
+            self.counters.cached_tokens += made.cached
+            self.counters.generation_tokens += made.completion_tokens
+            self.counters.finished[made.finish] += 1
 
     # bookkeeping of requests that generate
 
@@ -248,6 +303,8 @@ class EngineModel:
         if ticket.ended:
             return
         ticket.ended = True
+        if ticket.on_end is not None:
+            ticket.on_end(whole=reason in {"stop", "length"})
         for place in (self._running, self._waiting):
             if ticket in place:
                 place.remove(ticket)
@@ -258,7 +315,7 @@ class EngineModel:
     @property
     def running(self) -> int:
         """Requests that have a place."""
-        return len(self._running)
+        return len(self._running) + self._responses.working()
 
     @property
     def waiting(self) -> int:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from gpufleet.lab.simhost import Answer, LabClock
-from gpufleet.lab.vllm.api import Request
 from gpufleet.lab.vllm.engine_model import EngineModel, serve
+from gpufleet.lab.vllm.replies import Request
 from gpufleet.lab.vllm.spec import EngineSpec, parse_spec
 
 

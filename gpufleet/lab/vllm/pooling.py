@@ -5,11 +5,16 @@ from __future__ import annotations
 import base64
 import re
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from hashlib import sha256
+from itertools import islice
 from typing import Any
 
+import msgspec
+
 from gpufleet.lab.vllm import words
-from gpufleet.lab.vllm.api import Chunk, Rejected, Reply, Request, decoded, error, number, plain_json
+from gpufleet.lab.vllm.api import decoded, number
+from gpufleet.lab.vllm.replies import Chunk, Rejected, Reply, Request, error, plain_json
 from gpufleet.lab.vllm.spec import EngineSpec, Mode
 
 VECTOR = 64
@@ -129,22 +134,42 @@ def _scored(spec: EngineSpec, request: Request, serial: int) -> Answer:
     return _page(spec, body, f"score-{serial:032x}", [row], _read(one, other))
 
 
-def _transcribed(spec: EngineSpec, request: Request, _serial: int) -> Answer:
+def _transcribed(spec: EngineSpec, request: Request, serial: int) -> Answer:
     """A form with `file` and `model`; what was said is made up from how much sound there is."""
-    boundary = re.search(r'boundary="?([^";]+)', request.headers.get("content-type", ""))
-    parts = request.body.split(b"--" + boundary[1].encode()) if boundary else []
-    form = {
-        found[1].decode(): part.partition(b"\r\n\r\n")[2].removesuffix(b"\r\n")
-        for part in parts
-        if (found := re.search(rb'name="?([^";\r\n]+)', part))
-    }
+    form = _form(request)
     if not form.get("file", b"").startswith(b"RIFF"):
         raise Rejected(error(400, "BadRequestError", "Invalid or unsupported audio file."))
     model = form.get("model", b"").decode() or spec.names[0]
     if model not in spec.names:
         raise Rejected(error(404, "NotFoundError", f"The model `{model}` does not exist.", "model"))
     seconds = max(1, len(form["file"]) // 32_000)
-    return plain_json(200, {"text": "", "usage": {"type": "duration", "seconds": seconds}}), 0
+    wanted = form.get("language", b"").decode()
+    said = list(islice(words.answer(sha256(form["file"]).hexdigest(), wanted), 3 * seconds))
+    if form.get("stream", b"").lower() in {b"true", b"1"}:
+        events = tuple(_heard(model, serial, said, spec.token_seconds))
+        return Reply(200, {"content-type": "text/event-stream; charset=utf-8"}, events), 0
+    return plain_json(200, {"text": "".join(said), "usage": {"type": "duration", "seconds": seconds}}), 0
+
+
+def _form(request: Request) -> dict[str, bytes]:
+    boundary = re.search(r'boundary="?([^";]+)', request.headers.get("content-type", ""))
+    parts = request.body.split(b"--" + boundary[1].encode()) if boundary else []
+    return {
+        found[1].decode(): part.partition(b"\r\n\r\n")[2].removesuffix(b"\r\n")
+        for part in parts
+        if (found := re.search(rb'name="?([^";\r\n]+)', part))
+    }
+
+
+def _heard(model: str, serial: int, said: list[str], token_seconds: float) -> Iterator[Chunk]:
+    """Events of a streamed transcription (vllm/entrypoints/openai, `TranscriptionStreamResponse`)."""
+    for place, word in enumerate(said):
+        finish = "stop" if place == len(said) - 1 else None
+        choice = {"delta": {"content": word}, "finish_reason": finish, "stop_reason": None}
+        head = {"id": f"trsc-{serial:032x}", "object": "transcription.chunk", "created": 0}
+        event = msgspec.json.encode({**head, "model": model, "choices": [choice]})
+        yield Chunk(b"data: " + event + b"\n\n", token_seconds)
+    yield Chunk(b"data: [DONE]\n\n")
 
 
 def _spoken(spec: EngineSpec, request: Request, _serial: int) -> Answer:

@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from gpufleet.lab.simhost import Answer
-from gpufleet.lab.vllm.api import Request
 from gpufleet.lab.vllm.engine import EngineServer, RunningEngine
 from gpufleet.lab.vllm.engine_model import Phase
 from gpufleet.lab.vllm.engines import is_engine
+from gpufleet.lab.vllm.replies import Request
 from gpufleet.lab.vllm.spec import EngineSpec, parse_spec
 
 

@@ -60,6 +60,7 @@ class EngineSpec:
         refusal: what the argument parser says; the process ends at once with exit status 2.
         lora: whether it serves adapters (`--enable-lora`).
         runtime_lora: whether they may be loaded and unloaded while it runs.
+        stores_responses: whether `/v1/responses` are kept to be read again.
         adapters: their places, by name.
         kind: `generate`, or what else the model does; there are no weights here, so arguments and name tell it.
     """
@@ -88,8 +89,14 @@ class EngineSpec:
     kind: str = "generate"
     lora: bool = False
     runtime_lora: bool = False
+    stores_responses: bool = False
     adapters: Mapping[str, str] = field(default_factory=dict)
     arguments: Mapping[str, str] = field(default_factory=dict)
+
+    def is_from(self, major: int, minor: int) -> bool:
+        """Whether this version is that release or a later one; one that has no number is a new one."""
+        release = release_of("", self.version)
+        return release is None or (release.major, release.minor) >= (major, minor)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -212,6 +219,7 @@ def _spec(base: EngineSpec, program: str, line: _Line, env: Mapping[str, str]) -
         refusal=refusal,
         lora="--enable-lora" in given,
         runtime_lora=env.get(RUNTIME_VARIABLE, "").casefold() in {"1", "true"},
+        stores_responses=env.get("VLLM_ENABLE_RESPONSES_API_STORE", "") == "1",
         adapters=_adapters(given),
         kind=_kind(given, model) or base.kind,
         arguments={flag: " ".join(values) or "True" for flag, values in given.items() if flag != "--api-key"},

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from gpufleet.engine.kinds import senseless
 from gpufleet.engine.questions import chat_body, degenerate, served_names, stream_error, streamed_text
-from gpufleet.lab.vllm.api import Reply, Request
 from gpufleet.lab.vllm.engine_model import EngineModel, Phase, serve
+from gpufleet.lab.vllm.replies import Reply, Request
 from gpufleet.lab.vllm.spec import EngineSpec, Mode
 from gpufleet.lab.vllm.words import answer, blocks_of, tokens_of
 from gpufleet.redact import Secret
