@@ -19,6 +19,7 @@ from gpufleet.change.events import Ending, Goal
 from gpufleet.deploy.persist import carry_out_persist, prepare_persist
 from gpufleet.deploy.recut.flow import RecutWish, carry_out_recut, prepare_recut
 from gpufleet.deploy.recut.model import Recut
+from gpufleet.deploy.tools import Done
 from gpufleet.errors import FleetError, HostUnreachable, InDoubt, Refused, RollbackIncomplete, RolledBack
 from gpufleet.lab.faults import LINK, Fault, FaultScript, Kind
 from gpufleet.lab.gpus.kernel_files import add_service
@@ -182,13 +183,15 @@ class Chunk:
     def _attempt(
         self, wish: RecutWish, script: FaultScript, dies: int, goal: Goal
     ) -> tuple[str, Recut | None]:
-        site, plans = self.site, []
+        site = self.site
+        plans: list[Recut] = []
+        done: list[Done] = []
         host = site.inventory.hosts[HOST]
         self._before = site.containers(life=True)
 
         def act(tools: Any) -> None:
             plans.append(prepare_recut(tools, host, parse("gpu-01:0"), wish, command="mig reconfigure"))
-            carry_out_recut(tools, plans[-1])
+            done.append(carry_out_recut(tools, plans[-1]))
 
         with pytest.MonkeyPatch.context() as patch:
             try:
@@ -201,6 +204,9 @@ class Chunk:
         self.heal()
         if run is not None:
             ended = self._finish(run, goal)
+        if done and done[0].leftovers:  # named, and removed as the hint says
+            assert {row.hint for row in done[0].leftovers} == {f"gpufleet change resume {done[0].run}"}
+            self.site.take_up(RunId(done[0].run), Goal.RESUME)
         return ended, plans[-1] if plans else None
 
     def _finish(self, run: RunId, goal: Goal) -> str:

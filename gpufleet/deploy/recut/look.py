@@ -14,6 +14,7 @@ from gpufleet.inventory.model import Host
 from gpufleet.mig import boot_unit
 from gpufleet.mig.boot_unit import BootSite
 from gpufleet.mig.choose import Asked, choose
+from gpufleet.mig.messages import Said, Verb, judge
 from gpufleet.mig.seen import SeenGpu, see
 from gpufleet.names import HostName
 from gpufleet.remote.result import Lost
@@ -39,7 +40,7 @@ def look_at(tools: Tools, host: Host, asked: Asked) -> GpuLook:
         raise FactUnknown(
             f"no plan without knowing what is there: {seen.reason}",
             where=where,
-            hints=(f"look with `gpufleet hosts check {host.name}`",),
+            hints=_ways(seen.reason, host.name),
         )
     _refuse_pending(seen.value, where)
     return GpuLook(
@@ -57,7 +58,7 @@ def _one(asked: Asked, host: HostName, facts: HostFacts) -> GpuFact:
         raise FactUnknown(
             f"its GPUs could not be read: {facts.gpus.reason}",
             where=host,
-            hints=(f"look with `gpufleet hosts check {host}`",),
+            hints=_ways(facts.gpus.reason, host),
         )
     found = choose(asked, host, facts.gpus.value)
     if len(found) == 1:
@@ -68,6 +69,12 @@ def _one(asked: Asked, host: HostName, facts: HostFacts) -> GpuFact:
         if found
         else ("name a host that has GPUs",),
     )
+
+
+def _ways(reason: str, host: HostName) -> tuple[str, ...]:
+    """What to do about words of nvidia-smi, where they are known, and who tells more."""
+    advice = judge(Verb.LOOK, reason, 1).advice if judge(Verb.LOOK, reason, 1).said is Said.REFUSED else ""
+    return (*([advice] if advice else []), f"look with `gpufleet hosts check {host}`")
 
 
 def _refuse_pending(seen: SeenGpu, where: str) -> None:
