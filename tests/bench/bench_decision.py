@@ -51,7 +51,7 @@ def main(rounds: int) -> None:
     print(f"{'CPU microseconds':46} {'median':>7} {'best':>7}")
     known, cold = prompts(system), prompts([])
     for name in POLICIES:
-        show(name, rounds, asking(POLICIES[name](), members, known))
+        show(f"{name}: all idle", rounds, asking(POLICIES[name](), members, known))
     policy = CacheAware()
     for number, view in enumerate(members):
         view.load.take(dice.randrange(20_000))

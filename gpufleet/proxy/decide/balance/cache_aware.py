@@ -23,6 +23,7 @@ from gpufleet.proxy.wire.prompt import BLOCK_TOKENS
 _CROWDED = 6000.0
 """Burden of the least busy member at which what is cached counts twice. See the module."""
 _BURDEN: Callable[[Load], float] = attrgetter("burden")
+_RUNNING: Callable[[Load], int] = attrgetter("running")
 
 
 class CacheAware(Learner):
@@ -38,6 +39,7 @@ class CacheAware(Learner):
         "_slowness",
         "_speeds",
         "_turn",
+        "_turns",
         "_views",
         "index",
     )
@@ -47,6 +49,8 @@ class CacheAware(Learner):
         self._speeds = Speeds()
         self._turn = 0
         self._last_turn: dict[str, int] = {}
+        self._turns: list[int] = []
+        """The same, in the order of the members."""
         self._views: Sequence[EndpointView] = ()
         self._ids: list[str] = []
         self._loads: list[Load] = []
@@ -73,7 +77,7 @@ class CacheAware(Learner):
         ids = self._ids  # this list, whoever may be asked by the time that the second is wanted
         first = ids[place]
         self._turn += 1
-        self._last_turn[first] = self._turn
+        self._last_turn[first] = self._turns[place] = self._turn
         return FirstThenRest(first, len(costs), lambda: self._sorted(ids, costs))
 
     def explain(self, views: Sequence[EndpointView], key: RequestKey) -> dict[str, float]:
@@ -125,6 +129,7 @@ class CacheAware(Learner):
             present = frozenset(self._ids)
             self._last_turn = {id_: turn for id_, turn in self._last_turn.items() if id_ in present}
             self._speeds.keep(present)
+        self._turns = [self._last_turn.get(id_, 0) for id_ in self._ids]
         self._weigh()
 
     def _weigh(self) -> None:
@@ -132,11 +137,10 @@ class CacheAware(Learner):
         self._slowness = [found.get(id_, 1.0) for id_ in self._ids] if found else []
 
     def _of_equals(self, costs: list[float], best: float) -> int:
-        last, ids, loads = self._last_turn, self._ids, self._loads
-        return min(
-            (place for place, cost in enumerate(costs) if cost == best),
-            key=lambda place: (loads[place].total, last.get(ids[place], 0), place),
-        )
+        """Often all, when nothing is in flight; so without a call of ours for each."""
+        running = map(_RUNNING, self._loads)
+        equals = zip(map(best.__ne__, costs), running, self._turns, range(len(costs)), strict=True)
+        return min(equals)[3]
 
     def _sorted(self, ids: list[str], costs: list[float]) -> list[str]:
         last = self._last_turn
