@@ -93,6 +93,9 @@ class Disk:
         return 0 if self.full else max(0, self.total_kib - self.used_kib)
 
 
+_MADE_UP = ("/proc/", "/sys/", "/dev/")
+
+
 def normal(path: str, cwd: str = "/") -> str:
     """An absolute path without `.`, `..` and doubled slashes."""
     if not path.startswith("/"):
@@ -122,6 +125,7 @@ class SimFs:
         self._inodes = 2
         self.root = Directory(ROOT, ROOT, 0o755, now(), 1)
         self.disks: list[Disk] = [Disk(mount="/", total_kib=400 << 20, used_kib=40 << 20)]
+        self._made_up = Disk(mount="/proc", total_kib=4 << 20, used_kib=0)
 
     # -- looking ---------------------------------------------------------------------------------------------
 
@@ -209,7 +213,9 @@ class SimFs:
                 yield from self.walk(f"{path.rstrip('/')}/{name}")
 
     def disk_of(self, path: str) -> Disk:
-        """The file system that holds `path`."""
+        """The file system that holds `path`; what the kernel makes up is on none that fills."""
+        if path.startswith(_MADE_UP):
+            return self._made_up
         inside = [d for d in self.disks if path == d.mount or path.startswith(d.mount.rstrip("/") + "/")]
         return max(inside, key=lambda disk: len(disk.mount))
 

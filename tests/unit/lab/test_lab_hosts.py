@@ -71,6 +71,17 @@ def test_a_disk_counts_what_is_written_and_gives_it_back(host):
         fs.write("/srv/more", b"x")
 
 
+def test_a_host_with_a_full_disk_comes_up_again(host):
+    """What the kernel shows under /proc takes no room on a disk."""
+    host.host.fs.disk_of("/srv").full = True
+    host.power_off(0)
+    host.power_on()
+    assert not host.dead
+    host.host.fs.write("/proc/made-up", b"x")
+    with pytest.raises(Full):
+        host.host.fs.write("/srv/more", b"x")
+
+
 def test_links_that_turn_in_a_circle(host):
     host.host.fs.link("/srv/two", "/srv/one")
     host.host.fs.link("/srv/one", "/srv/two")
