@@ -148,7 +148,7 @@ def test_twenty_restarts_under_load_fail_nobody(tmp_path):
 
 def test_two_hundred_route_tables_under_load_fail_nobody(tmp_path):
     """Algorithms switched, members drained, taken away and brought back, and two restarts in the middle of it."""
-    algorithms = ("round-robin", "least-busy", "weighted-static", "random")
+    algorithms = ("round-robin", "least-busy", "weighted-static", "random", "cache-aware")
     with engines(chat, chat, chat) as members:
         with (
             Line(config(tmp_path, table(*members), tick=0.002)) as line,
@@ -165,7 +165,7 @@ def test_two_hundred_route_tables_under_load_fail_nobody(tmp_path):
                     for place, engine in enumerate(members)
                     if number % 2 or place != number // 2 % 3
                 ]
-                fields = {"endpoints": tuple(endpoints), "algorithm": algorithms[number % 4]}
+                fields = {"endpoints": tuple(endpoints), "algorithm": algorithms[number % 5]}
                 write(tmp_path / "routes.json", table(generation=number, **fields))
                 eventually(partial(line.serves, number))
                 if number in {70, 140}:
