@@ -107,12 +107,14 @@ def _wait_for_readers(clock: Clock, shift: Shift, proxies: Sequence[str], *, nam
                 asked.remove(proxy)
                 told += read is True
         waited = clock.monotonic() - began
-        known = named and told == len(proxies) > 0
-        if not asked and (known or waited >= READ_BY_ALL):
+        if not asked:
+            known = named and told == len(proxies) > 0
+            if not known and waited < READ_BY_ALL:
+                clock.sleep(READ_BY_ALL - waited)
             return
         if waited >= READ_AT_LAST:
             return
-        clock.sleep(_LOOK_AGAIN if asked else READ_BY_ALL - waited)
+        clock.sleep(_LOOK_AGAIN)
 
 
 def _see_routes(store: PoolStore, errand: Errand, words: tuple[str, ...]) -> Exit:

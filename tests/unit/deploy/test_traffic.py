@@ -147,3 +147,30 @@ def test_a_machine_that_does_not_publish_the_pool_shifts_nothing(tmp_path):
         assert isinstance(outcome, Exit)
         assert outcome.ok
         assert store.routes().pools == ()
+
+
+def test_the_time_for_proxies_is_slept_once_however_the_clock_rounds(tmp_path):
+    """At a large reading, what is left of two seconds may be less than the clock can tell."""
+    store = PoolStore(tmp_path, SystemClock())
+    one = EndpointRoute(id="gpu-01/0", url="http://10.0.0.1:8000")
+    store.publish(lambda table: shifted(table, PoolRoute(name="chat", models=("q",)), (), (one,)))
+    slept: list[float] = []
+
+    class Coarse(LabClock):
+        def sleep(self, seconds):
+            slept.append(seconds)
+            assert len(slept) < 5
+            self.elapsed += seconds - 1e-9
+
+    where = Errand(
+        ask=lambda _host, _command: Lost(reason="", sent=False),
+        clock=Coarse(),
+        called_off=lambda: False,
+        progress=lambda _text: None,
+    )
+    shift = traffic.Shift(pool="chat", models=("q",), algorithm="round-robin", before=(one,), after=())
+    outcome = perform(
+        traffic.shift_step("out", "t", shift, after=frozenset()).do[0], traffic_acts.acts(store, ()), where
+    )
+    assert isinstance(outcome, Exit)
+    assert slept == [traffic_acts.READ_BY_ALL]
