@@ -32,7 +32,7 @@ from gpufleet.proxy.wire.heads import (
 )
 from gpufleet.proxy.wire.openai import last_words
 from gpufleet.proxy.wire.refusal import Refusal, no_healthy_members, upstream_failed, upstream_timeout
-from gpufleet.proxy.wire.usage import MARK, TAIL
+from gpufleet.proxy.wire.usage import TAIL, may_hold
 
 CLIENT_GONE = "499"
 
@@ -232,7 +232,7 @@ class Exchange:
             content = before + piece if before else piece
         if content:
             self._client.write(content)
-        if self._counts and (not self._stream or self._tail or MARK in received):
+        if self._counts and (not self._stream or self._tail or may_hold(received)):
             tail = self._tail + received if self._tail else received
             self._tail = tail[-2 * TAIL :] if len(tail) > 2 * TAIL else tail
         if reader.complete:

@@ -49,3 +49,10 @@ def test_counted_by_pool_member_and_kind():
         )
     assert metrics.tokens.values == {("p", "h/0", "prompt"): 10.0, ("p", "h/0", "completion"): 4.0}
     assert metrics.requests.values == {("p", "h/0", "200"): 2.0}
+
+
+def test_an_event_that_goes_on_in_another_chunk_is_read_as_one():
+    event = b'data: {"usage":{"prompt_tokens":123,"total_tokens":168,"completion_tokens":45}}\n\n'
+    for cut in range(1, len(event)):
+        tail = b"%x\r\n%s\r\n%x;note\r\n%s\r\n0\r\n\r\n" % (cut, event[:cut], len(event) - cut, event[cut:])
+        assert reported(tail) == {"prompt": 123, "completion": 45}, cut
