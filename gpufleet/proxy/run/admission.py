@@ -107,7 +107,7 @@ def _misplaced(state: ProxyState, head: RequestHead, place: Place) -> Refusal | 
         return no_such_path()
     if place.service is Service.NOT_YET:
         return not_implemented(place.path)
-    if head.method != place.method and (head.method, place.method) != ("HEAD", "GET"):
+    if head.method not in place.method.split(", ") and (head.method, place.method) != ("HEAD", "GET"):
         return method_not_allowed(place.method)
     if place.pool is not None and place.pool not in state.fleet.table.pools:
         return no_such_pool(place.pool)

@@ -16,7 +16,7 @@ import asyncio
 from typing import cast
 
 from gpufleet.proxy.run.admission import Asked, admit
-from gpufleet.proxy.run.catalogue import choose_pool, models_answer
+from gpufleet.proxy.run.dispatch import dispatch
 from gpufleet.proxy.run.request import Exchange
 from gpufleet.proxy.run.sockets import reset
 from gpufleet.proxy.run.state import ProxyState
@@ -26,11 +26,9 @@ from gpufleet.proxy.wire.answer import error_body, refusal_fields, write_answer
 from gpufleet.proxy.wire.chunked import ProtocolError
 from gpufleet.proxy.wire.heads import HEAD_LIMIT, RequestHead
 from gpufleet.proxy.wire.http1 import RequestReader
-from gpufleet.proxy.wire.openai import BodyUnreadable, peek
 from gpufleet.proxy.wire.paths import Place, Service
-from gpufleet.proxy.wire.refusal import Refusal, bad_body, malformed, overloaded, slow_client
+from gpufleet.proxy.wire.refusal import Refusal, malformed, overloaded, slow_client
 
-_RELAY = Service.RELAY  # see `request`
 _NOWHERE = Place(service=Service.UNKNOWN)
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
@@ -228,31 +226,18 @@ class ClientConnection(asyncio.Protocol):
         """A request is whole: its body is the first `size` bytes."""
         if asked is None:  # for the type checker: a body follows a head
             return
-        table, head, place = self._state.fleet.table, asked.head, asked.place
-        if place.service is not _RELAY:
-            page = models_answer(table, place, asked.principal, int(self._state.started))
-            if isinstance(page, Refusal):
-                self._answer(page)
-            else:
-                self._count(200)
-                persistent = self._may_stay()
-                self._write_answer(200, page, persistent=persistent)
-                if not persistent:
-                    self._close()
-            return
-        try:
-            peeked = peek(body, head.fields.get(b"content-type", b""), size)
-        except BodyUnreadable as error:
-            self._answer(bad_body(str(error)))
-            return
-        pool = choose_pool(table, place, asked.principal, peeked.model)
-        if isinstance(pool, Refusal):
-            self._answer(pool)
-            return
-        stream, now = bool(peeked.stream), self._last_read_at
-        exchange = Exchange(self._state, self, asked, body, size, pool=pool, stream=stream, now=now)
-        self._exchange = exchange
-        exchange.start(pool.key(peeked.model or "", asked, body, size))
+        found = dispatch(self._state, self, asked, body, size, now=self._last_read_at)
+        if isinstance(found, Refusal):
+            self._answer(found)
+        elif isinstance(found, bytes):
+            self._count(200)
+            persistent = self._may_stay()
+            self._write_answer(200, found, persistent=persistent)
+            if not persistent:
+                self._close()
+        else:
+            self._exchange, key, only = found
+            self._exchange.start(key, only)
 
     # --- answers of our own --------------------------------------------------------------------------------------
 

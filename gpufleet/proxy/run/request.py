@@ -119,11 +119,11 @@ class Exchange:
         state.in_flight += 1
         state.buffered += size
 
-    def start(self, key: RequestKey) -> None:
-        """Choose a member and send."""
+    def start(self, key: RequestKey, only: str | None = None) -> None:
+        """Choose a member and send; `only` is the member that alone can answer."""
         pool = self._pool
         self._key = key
-        self._ranked = pool.rank(key, self._state.dice)
+        self._ranked = (only,) if only else pool.rank(key, self._state.dice)
         if not self._ranked:
             self._refuse(no_healthy_members())
             return

@@ -14,6 +14,7 @@ from gpufleet.proxy.decide.auth import Directory
 from gpufleet.proxy.decide.balance.api import Dice
 from gpufleet.proxy.decide.metrics import ProxyMetrics
 from gpufleet.proxy.run.fleet import Fleet
+from gpufleet.proxy.run.stored import StoredResponses
 from gpufleet.proxy.run.upload import BodyBuffers
 from gpufleet.proxy.wire.heads import RequestHead
 from gpufleet.proxy.wire.refusal import Refusal
@@ -103,6 +104,7 @@ class ProxyState:
         "operators",
         "started",
         "stopping",
+        "stored",
         "succeeded",
         "turned_away",
         "wall",
@@ -127,6 +129,7 @@ class ProxyState:
         """Bytes of their bodies, and of those that are on their way to us."""
         self.access: Access | None = None
         """None: no access log is kept."""
+        self.stored = StoredResponses()
         self.stopping = False
         self.succeeded = False
         """Another process accepts on the same socket: whoever is still connected here is served to the end."""

@@ -56,6 +56,21 @@ def peek(body: bytes | bytearray, content_type: bytes, size: int | None = None) 
     return peeked
 
 
+class _Continued(msgspec.Struct, frozen=True, gc=False):
+    previous_response_id: str | None = None
+
+
+_CONTINUED = msgspec.json.Decoder(_Continued)
+
+
+def earlier_response(body: bytes | bytearray, size: int) -> str | None:
+    """The stored response that a request to /v1/responses goes on from; None where it names none that is a text."""
+    try:
+        return _CONTINUED.decode(skim(body, size)).previous_response_id
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None  # the engine says what is wrong with it
+
+
 def _peek_multipart(body: bytes | bytearray, size: int, content_type: bytes) -> Peek:
     """Strict, since a part that the engine reads otherwise than we do would get past what a token may use."""
     match = _BOUNDARY.search(content_type)

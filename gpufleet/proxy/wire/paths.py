@@ -6,6 +6,7 @@ does not exist for a client.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from enum import Enum, auto
 from functools import lru_cache
@@ -17,13 +18,17 @@ class Service(Enum):
     RELAY = auto()
     MODELS = auto()
     MODEL_CARD = auto()
+    STORED = auto()
     NOT_YET = auto()
     UNKNOWN = auto()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Where a request wants to go: `pool` when the path names one, `path` as the engine knows it."""
+    """Where a request wants to go: `pool` when the path names one, `path` as the engine knows it.
+
+    `method` may be several, as the field `Allow` names them.
+    """
 
     service: Service
     pool: str | None = None
@@ -75,6 +80,7 @@ _TEXT_TOOLS = (
 )
 RELAYED = frozenset((*_GENERATE, *_POOLING, *_AUDIO_AND_IMAGES, *_TEXT_TOOLS))
 
+_STORED = re.compile(r"/v1/responses/resp_[A-Za-z0-9_-]{1,128}(/cancel)?")
 _POOL_PREFIXES = ("/pools/", "/api/internal/gpu-pool/")
 
 
@@ -109,6 +115,8 @@ def _service(path: str, pool: str | None) -> Place:
         return Place(service=Service.MODEL_CARD, pool=pool, path=path, method="GET")
     if path == "/v1/realtime":
         return Place(service=Service.NOT_YET, pool=pool, path="The realtime WebSocket", method="GET")
-    if path.startswith("/v1/responses/"):
-        return Place(service=Service.NOT_YET, pool=pool, path="A stored response", method="GET, POST, DELETE")
+    stored = _STORED.fullmatch(path)
+    if stored is not None:
+        method = "POST" if stored[1] else "GET, DELETE"
+        return Place(service=Service.STORED, pool=pool, path=path, method=method)
     return Place(service=Service.UNKNOWN, pool=pool)

@@ -83,6 +83,12 @@ def no_such_pool(pool: str) -> Refusal:
     return Refusal(status=404, message=message, kind=_INVALID, code="pool_not_found")
 
 
+def no_such_response(response: str) -> Refusal:
+    """404. Whether somebody else has one of this name is not said."""
+    message = f"No member is known to hold the response `{response}`; send the conversation again"
+    return Refusal(status=404, message=message, kind=_INVALID, code="response_not_found")
+
+
 def no_such_path() -> Refusal:
     """404: not on the list of what tenants may call."""
     message = "This path is not served here; see /v1/models and /v1/chat/completions"

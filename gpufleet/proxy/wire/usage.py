@@ -15,7 +15,8 @@ TAIL = 2048
 MARK = b'"usage"'
 _WHOLE = (b"\n\n", b"\n\n\r\n", b"0\r\n\r\n")
 """How a piece of a stream ends that cuts no event; behind another end, the mark itself may come in two pieces."""
-_CHUNK_EDGE = re.compile(rb"\r\n[0-9A-Fa-f]{1,15}(?:;[^\r\n]*)?\r\n")
+CHUNK_EDGE = re.compile(rb"\r\n[0-9A-Fa-f]{1,15}(?:;[^\r\n]*)?\r\n")
+"""What stands between the contents of two chunks."""
 _NUMBER = re.compile(
     rb'"(prompt_tokens|input_tokens|completion_tokens|output_tokens|cached_tokens)": ?([0-9]{1,12})\b'
 )
@@ -40,7 +41,7 @@ def may_hold(piece: bytes) -> bool:
 def reported(tail: bytes) -> dict[str, int]:
     """Tokens by kind (prompt, cached, completion), as the last `usage` of these bytes says; empty when there is none."""
     if b"\r\n" in tail:
-        tail = _CHUNK_EDGE.sub(
+        tail = CHUNK_EDGE.sub(
             b"", tail[-2 * TAIL :]
         )  # an event may go on in another chunk, in the middle of a number
     start = tail.rfind(MARK, max(0, len(tail) - 2 * TAIL))

@@ -102,6 +102,7 @@ def test_paths():
         assert (place.pool, place.path, place.service) == ("chat", "/v1/chat/completions", Service.RELAY)
     assert classify("/v1/models").service is Service.MODELS
     assert classify("/v1/realtime").service is Service.NOT_YET
+    assert classify("/v1/responses/resp_1/cancel").method == "POST"
 
 
 @pytest.mark.parametrize(
