@@ -167,6 +167,12 @@ class Reach:
         from gpufleet.proxy.run.member import split_url
         from gpufleet.remote.tunnel import Forwarding
 
+        if endpoint.url.startswith("https:"):
+            raise CannotServe(
+                "a member behind TLS cannot be led through a tunnel: its certificate has another name there",
+                where=f"{endpoint.id} at {endpoint.url}",
+                hints=("leave out --tunnel, and it is asked directly",),
+            )
         host = endpoint.id.partition("/")[0]
         address = split_url(endpoint.url)
 

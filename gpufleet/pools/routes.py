@@ -10,7 +10,7 @@ import msgspec
 
 
 class EndpointRoute(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One member. `url` is `http://host:port` without a path; `state` is `active` or `draining`.
+    """One member. `url` is `http://host:port` or `https://host:port` without a path; `state` is `active` or `draining`.
 
     `key` is a reference (`${file:...}`, `${env:...}`) to the engine's API key, never the key.
     """

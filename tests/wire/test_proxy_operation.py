@@ -114,7 +114,7 @@ def test_a_request_in_flight_keeps_its_member_and_its_count_over_a_reload(tmp_pa
         b'{"version":2}',
         b'{"pools":[{"name":"chat","algorithm":"magic"}]}',
         b'{"pools":[{"name":"a/b"}]}',
-        b'{"pools":[{"name":"chat","endpoints":[{"id":"h/0","url":"https://x"}]}]}',
+        b'{"pools":[{"name":"chat","endpoints":[{"id":"h/0","url":"ftp://x"}]}]}',
         b'{"pools":[{"name":"chat","endpoints":[{"id":"h\\r\\nX: 1","url":"http://x:1"}]}]}',
         b'{"pools":[{"name":"chat","endpoints":[{"id":"h/0","url":"http://x:1","key":"plain"}]}]}',
         b'{"pools":[{"name":"chat","endpoints":[{"id":"h/0","url":"http://x:1","key":"${env:GPUFLEET_NOT_SET}"}]}]}',

@@ -11,7 +11,7 @@ from gpufleet.proxy.decide.health import Health, Verdict
 from gpufleet.proxy.decide.load import Load
 from gpufleet.proxy.run.upstream import ConnectionPool
 
-_URL = re.compile(r"http://(?:([A-Za-z0-9._-]+)|\[([0-9A-Za-z:.%]+)\])(?::([0-9]{1,5}))?/?")
+_URL = re.compile(r"http(s)?://(?:([A-Za-z0-9._-]+)|\[([0-9A-Za-z:.%]+)\])(?::([0-9]{1,5}))?/?")
 
 
 class Member:
@@ -61,7 +61,9 @@ class Member:
         """It warms up and is left out until the next tick."""
         self.warmth = 0.0
         self.key = b""
-        self.connections = ConnectionPool(host, port, loop, connect_timeout)
+        self.connections = ConnectionPool(
+            host, port, loop, connect_timeout, tls=route.url.startswith("https:")
+        )
         self.health = Health()
         self.work = Load()
         """Requests in flight and what they have to read; taken and given back exactly once each."""
@@ -135,9 +137,9 @@ class Seat:
 
 
 def split_url(url: str) -> tuple[str, int]:
-    """Host and port of `http://host:port`. Raises `ValueError`."""
+    """Host and port of `http://host:port` or `https://host:port`. Raises `ValueError`."""
     match = _URL.fullmatch(url)
-    port = int(match[3] or 80) if match is not None else 0
+    port = int(match[4] or (443 if match[1] else 80)) if match is not None else 0
     if match is None or not 1 <= port <= 65535:
-        raise ValueError(f"`{url}` is not http://HOST:PORT")
-    return (match[1] or match[2]).lower(), port
+        raise ValueError(f"`{url}` is not http://HOST:PORT or https://HOST:PORT")
+    return (match[2] or match[3]).lower(), port

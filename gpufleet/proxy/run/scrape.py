@@ -118,7 +118,8 @@ def _watch_progress(state: ProxyState, member: Member, load: EngineLoad, now: fl
 
 async def ask(member: Member, path: str, largest: int, *, body: bytes = b"") -> tuple[int, bytes]:
     """GET, or POST of a JSON body. Status and body; the body is left where it is when `largest` is 0. Raises `_FAILURES`."""
-    reader, writer = await asyncio.open_connection(member.connections.host, member.connections.port)
+    way = member.connections
+    reader, writer = await asyncio.open_connection(way.host, way.port, ssl=way.tls)
     try:
         content = b"Content-Type: application/json\r\nContent-Length: %d\r\n" % len(body) if body else b""
         writer.write(

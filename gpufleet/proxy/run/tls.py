@@ -1,15 +1,24 @@
-"""TLS for clients: one certificate, read again when its file changes; a bad new one is refused and the old one stays."""
+"""TLS to engines, whose names are verified; and for clients: one certificate, read again when its file changes; a bad new one is refused and the old one stays."""
 
 from __future__ import annotations
 
 import logging
 import ssl
+from functools import cache
 from pathlib import Path
 
 from gpufleet.errors import CannotServe
 
 _LOG = logging.getLogger("gpufleet.proxy")
 _Mark = tuple[tuple[int, int, int], ...]
+
+
+@cache
+def members_context() -> ssl.SSLContext:
+    """For engines: chain and name are verified, by the system's authorities or those of the file SSL_CERT_FILE."""
+    context = ssl.create_default_context()
+    context.set_alpn_protocols(["http/1.1"])
+    return context
 
 
 class Certificate:

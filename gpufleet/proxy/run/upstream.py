@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
 from collections import deque
 from typing import Protocol, cast
 
+from gpufleet.proxy.run.tls import members_context
 from gpufleet.proxy.wire.chunked import ProtocolError
 from gpufleet.proxy.wire.heads import ResponseHead
 from gpufleet.proxy.wire.http1 import ResponseReader
@@ -175,13 +177,17 @@ class UpstreamConnection(asyncio.Protocol):
 class ConnectionPool:
     """All connections to one engine."""
 
-    __slots__ = ("_connecting", "closed", "host", "idle", "loop", "open", "port", "timeout")
+    __slots__ = ("_connecting", "closed", "host", "idle", "loop", "open", "port", "timeout", "tls")
 
-    def __init__(self, host: str, port: int, loop: asyncio.AbstractEventLoop, timeout: float) -> None:
+    def __init__(
+        self, host: str, port: int, loop: asyncio.AbstractEventLoop, timeout: float, *, tls: bool = False
+    ) -> None:
         self.host = host
         self.port = port
         self.loop = loop
         self.timeout = timeout
+        self.tls: ssl.SSLContext | None = members_context() if tls else None
+        """None: plain TCP."""
         self.idle: deque[UpstreamConnection] = deque()
         self.open: set[UpstreamConnection] = set()
         self._connecting: set[asyncio.Task[None]] = set()
@@ -208,7 +214,7 @@ class ConnectionPool:
         connection = UpstreamConnection(self)
         try:
             async with asyncio.timeout(self.timeout):
-                await self.loop.create_connection(lambda: connection, self.host, self.port)
+                await self.loop.create_connection(lambda: connection, self.host, self.port, ssl=self.tls)
         except TimeoutError:
             connection.abandon()
             exchange.on_connect_failed(f"no connection within {self.timeout:g} s")
