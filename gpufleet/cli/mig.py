@@ -337,12 +337,14 @@ def _plan_offline(geometry: Geometry, layout: str) -> None:
 
 def _plan_seen(found: Look, layout: str, add: str) -> None:
     from gpufleet.cli import mig_holders, mig_look, mig_text
+    from gpufleet.deploy.recut.look import refuse_pending
     from gpufleet.mig.layout import parse
     from gpufleet.mig.outlook import outlook
     from gpufleet.mig.plan import NoLayout, added
     from gpufleet.mig.plan import plan as make
 
     seen = mig_look.known(found)
+    refuse_pending(seen, found.name)
     wanted = parse(layout or add, seen.geometry)
     if add:
         wanted = added(seen.placed, seen.geometry, wanted)

@@ -15,13 +15,13 @@ from gpufleet.cli import wiring
 from gpufleet.cli.console import Answer, note
 from gpufleet.cli.settings import current
 from gpufleet.clock import SystemClock
-from gpufleet.errors import ExitCode, FactUnknown, FleetError, Refused, Unplaceable, UsageError
+from gpufleet.errors import ExitCode, FleetError, Refused, Unplaceable, UsageError
 from gpufleet.hosts.boot_drift import BootDrift, drift
 from gpufleet.hosts.gather import gather, gather_offers
 from gpufleet.hosts.model import ContainerFact, Fact, GpuFact, HostFacts, Known, Unknown
 from gpufleet.hosts.probes.mig_tables import Offer
 from gpufleet.mig.bindings import Unbound, unbound
-from gpufleet.mig.choose import Asked, choose, parse
+from gpufleet.mig.choose import Asked, choose, parse, unread
 from gpufleet.mig.document import layout_of, parted
 from gpufleet.mig.model import Placed
 from gpufleet.mig.plan import LayoutChange, NoLayout
@@ -80,7 +80,7 @@ def _of_host(
         return [Look(host=name, gpu=None, seen=None, reason=facts.summary)]
     if isinstance(facts.gpus, Unknown):
         return [Look(host=name, gpu=None, seen=None, reason=facts.gpus.reason)]
-    chosen = {gpu.uuid: gpu for one in asked for gpu in choose(one, name, facts.gpus.value)}
+    chosen = {gpu.uuid: gpu for one in asked for gpu in choose(one, name, facts, facts.gpus.value)}
     found: list[Look] = []
     for gpu in chosen.values():
         offered = Known(offers.value.get(gpu.index, ())) if isinstance(offers, Known) else offers
@@ -126,11 +126,7 @@ def known(found: Look) -> SeenGpu:
     """
     if found.seen is not None:
         return found.seen
-    raise FactUnknown(
-        f"no plan without knowing what is there: {found.reason}",
-        where=found.name,
-        hints=(f"look with `gpufleet hosts check {found.host}`",),
-    )
+    raise unread(f"no plan without knowing what is there: {found.reason}", found.name, found.host)
 
 
 def no_layout(why: NoLayout, where: str, identity: Mapping[str, object]) -> Answer:
@@ -197,6 +193,9 @@ def parts(change: LayoutChange) -> dict[str, object]:
         "keep": [_place(each) for each in change.keep],
         "destroy": [_place(each) for each in change.destroy],
         "create": [_place(each) for each in change.create],
+        "moved": [
+            {"profile": one.profile, "from": one.start, "to": goal.start} for one, goal in change.moved
+        ],
     }
 
 

@@ -58,6 +58,9 @@ def change(
     for word, slices in (("keep", planned.keep), ("destroy", planned.destroy), ("create", planned.create)):
         if slices:
             lines.append(f"  {word:<8}{', '.join(str(one) for one in slices)}")
+    moves = ", ".join(f"{one} to {goal.start}" for one, goal in planned.moved)
+    if moves:
+        lines.append(f"  it does not fit beside what is there; this move makes room: {moves}")
     if not planned.changes:
         lines.append("  nothing to do")
     if outlook is None:

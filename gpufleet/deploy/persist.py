@@ -83,7 +83,7 @@ def prepare_persist(
     facts = survey(tools.change.transport, [host], clock=tools.change.clock, forks=1)[host.name]
     if isinstance(facts.gpus, Unknown):
         raise FactUnknown(f"the GPUs could not be read: {facts.gpus.reason}", where=host.name)
-    gpus = choose(asked, host.name, facts.gpus.value)
+    gpus = choose(asked, host.name, facts, facts.gpus.value)
     site = _site(tools, host.name)
     before = _kept(site, host.name, remove=remove)
     capable = [one for one in gpus if one.mig.capable != Known(False)]

@@ -12,9 +12,10 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from gpufleet.errors import UsageError
+from gpufleet.errors import Unplaceable, UsageError
 from gpufleet.mig.model import Geometry, Profile
 from gpufleet.mig.profile import nearest
+from gpufleet.mig.profile import parse as parse_name
 
 EMPTY = "none"
 _ITEM = re.compile(
@@ -42,7 +43,8 @@ def parse(text: str, geometry: Geometry) -> tuple[Wanted, ...]:
     """What a person asks of this board.
 
     Raises:
-        UsageError: a word that is no profile of the board, with the nearest names; a start that it does not have.
+        Unplaceable: a profile that the board does not have, with the nearest names.
+        UsageError: a word that is no profile; a start that it does not have.
     """
     words = text.strip().lower()
     if words == EMPTY:
@@ -129,7 +131,8 @@ def _named(name: str, geometry: Geometry) -> Profile:
         return profile
     names = [one.name for one in geometry.profiles]
     near = nearest(name, names)
-    raise UsageError(
-        f"{geometry.board} has no profile {name}",
-        hints=(f"did you mean {' or '.join(near)}?" if near else f"it has {', '.join(names)}",),
-    )
+    offered = f"it has {', '.join(names)}"
+    hints = (f"did you mean {' or '.join(near)}?", offered) if near else (offered,)
+    # A profile of some other board is a wish that this GPU cannot have; any other word is a slip of the finger.
+    kind = Unplaceable if parse_name(name) else UsageError
+    raise kind(f"{geometry.board} has no profile {name}", hints=hints)

@@ -98,7 +98,7 @@ _HOST = (
     ),
     _Row(
         "gpu-faulted",
-        r"GPU requires reset|GPU is lost|fallen off the bus|Unable to determine the device handle",
+        r"GPU requires (?:a )?reset|GPU is lost|fallen off the bus|Unable to determine the device handle",
         _NO,
         "this GPU is broken until it is reset or the host rebooted: no MIG work on it",
     ),
@@ -219,7 +219,7 @@ _EMPTY = (
     _Row("mig-off", r"No MIG-enabled devices found", _NO, "MIG is off on this GPU"),
     _Row(
         "not-capable",
-        r"No MIG-supported devices found",
+        r"No MIG-supported devices found|cannot be cut into slices",
         _NO,
         "this GPU cannot be cut, or not in its present mode (display mode, vBIOS, driver)",
     ),
@@ -277,6 +277,13 @@ def verb_of(argv: Sequence[str]) -> Verb:
     if words & {"-mig", "--multi-instance-gpu"}:
         return Verb.MODE
     return Verb.RESET if words & {"-r", "--gpu-reset"} else Verb.LOOK
+
+
+def advice(reason: str) -> str:
+    """The next step for words that tell of a host, a GPU or an account in trouble; empty for any others."""
+    return next(
+        (row.advice for row in (*_HOST, *_EMPTY) if row.id != "none-found" and _WORDS[row].search(reason)), ""
+    )
 
 
 def judge(verb: Verb, text: str, status: int) -> Verdict:

@@ -30,6 +30,18 @@ class LayoutChange:
         """Whether anything would be done."""
         return bool(self.destroy or self.create)
 
+    @property
+    def moved(self) -> tuple[tuple[Placed, Placed], ...]:
+        """Slices that end at one place and are made again at another, to make room: from where to where."""
+        goals = list(self.create)
+        found: list[tuple[Placed, Placed]] = []
+        for one in self.destroy:
+            goal = next((each for each in goals if each.profile == one.profile), None)
+            if goal is not None:
+                goals.remove(goal)
+                found.append((one, goal))
+        return tuple(found)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoLayout:

@@ -143,7 +143,7 @@ def test_turning_mig_on_says_what_it_takes(run):
     ("words", "code", "said"),
     [
         (("cut:0", "--layout", "3x3g.40gb"), 4, "at most 2 of 3g.40gb"),
-        (("cut:0", "--layout", "3g.39gb"), 2, "did you mean 3g.40gb"),
+        (("cut:0", "--layout", "3g.39gb"), 4, "did you mean 3g.40gb"),
         (("cut:7", "--layout", "whole"), 2, "its GPUs: cut:0, cut:1"),
         (("cut", "--layout", "whole"), 2, "names 2 GPUs"),
         (("nobody:0", "--layout", "whole"), 2, "nobody"),
@@ -230,3 +230,45 @@ def test_layouts_for_mig_parted(run, tmp_path):
     code, out, _ = run("mig", "plan", "cut:0", "-f", "parted.yaml", "--layout", "current", "-o", "json")
     assert (code, json.loads(out)["outcome"]) == (0, "no_change")
     assert run("mig", "show", "--mig-parted")[0] == 2
+
+
+def test_a_plan_names_the_move_that_makes_room(run):
+    _, out, _ = run("mig", "plan", "cut:0", "--add", "3g.40gb", "-o", "json")
+    assert json.loads(out)["moved"] == [{"profile": "1g.10gb+me", "from": 5, "to": 2}]
+    _, text, _ = run("mig", "plan", "cut:0", "--add", "3g.40gb")
+    assert "this move makes room: 1g.10gb+me:5 to 2" in text
+
+
+def test_slices_by_their_memory_and_presets_on_a_host(run):
+    for wish, made in (
+        ("2x>=19gib", ["1g.20gb", "1g.20gb"]),
+        ("balanced", ["1g.10gb", "1g.10gb", "2g.20gb", "3g.40gb"]),
+        ("all-smallest", ["1g.10gb"] * 7),
+        ("half", ["3g.40gb", "3g.40gb"]),
+        ("whole", ["7g.80gb"]),
+    ):
+        code, out, _ = run("mig", "plan", "cut:1", "--layout", wish, "-o", "json")
+        assert (code, sorted(one["profile"] for one in json.loads(out)["create"])) == (0, made), wish
+    code, out, _ = run("mig", "plan", "cut:1", "--layout", "1x>=100gib", "-o", "json")
+    assert code == 2
+    assert "the largest holds 79.25 GiB" in json.dumps(json.loads(out)["error"])
+
+
+@pytest.mark.parametrize(
+    ("devices", "index", "code", "said"),
+    [
+        ("7", 0, 2, "write a list: [7]"),
+        ("[1]", 0, 2, "no entry for GPU 0"),
+        ("[0]", 0, 0, ""),
+        ("all", 1, 0, ""),
+    ],
+)
+def test_configurations_of_mig_parted_come_in(run, tmp_path, devices, index, code, said):
+    (tmp_path / "parted.yaml").write_text(
+        f"version: v1\nmig-configs:\n  small:\n    - devices: {devices}\n"
+        '      mig-enabled: true\n      mig-devices: {"1g.10gb": 7}\n'
+    )
+    words = ("mig", "plan", f"cut:{index}", "-f", "parted.yaml", "--layout", "small", "-o", "json")
+    ended, out, _ = run(*words)
+    assert ended == code, out
+    assert said in out

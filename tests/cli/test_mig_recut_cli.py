@@ -124,7 +124,7 @@ def test_a_failure_is_told_with_the_fix_and_leaves_the_layout(run, lab):
     ("words", "code", "said"),
     [
         (("cut:0", "--layout", "half", "--add", "1g.10gb"), 2, "one of the two"),
-        (("cut:0", "--layout", "9g.90gb"), 2, "9g.90gb"),
+        (("cut:0", "--layout", "9g.90gb"), 4, "9g.90gb"),
         (("cut:0", "--layout", "4x2g.20gb"), 4, "at most 3"),
         (("cut", "--layout", "half"), 2, "one is changed at a time"),
         (("nobody:0", "--layout", "half"), 2, "nobody"),

@@ -174,7 +174,7 @@ def test_a_process_that_nobody_stops_is_in_the_way(tmp_path):
 @pytest.mark.parametrize(
     ("word", "layout", "error", "said"),
     [
-        ("gpu-01:0", "3g.20gb", UsageError, "3g.20gb"),
+        ("gpu-01:0", "3g.20gb", Unplaceable, "3g.20gb"),
         ("gpu-01:0", "3x3g.40gb", Unplaceable, "at most 2"),
         ("gpu-01:5", "half", UsageError, "no GPU 5"),
         ("gpu-01:all", "half", UsageError, "one is changed at a time"),

@@ -13,8 +13,7 @@ from gpufleet.hosts.model import GpuFact, HostFacts, Known, Unknown
 from gpufleet.inventory.model import Host
 from gpufleet.mig import boot_unit
 from gpufleet.mig.boot_unit import BootSite
-from gpufleet.mig.choose import Asked, choose
-from gpufleet.mig.messages import Said, Verb, judge
+from gpufleet.mig.choose import Asked, choose, unread
 from gpufleet.mig.seen import SeenGpu, see
 from gpufleet.names import HostName
 from gpufleet.remote.result import Lost
@@ -37,12 +36,8 @@ def look_at(tools: Tools, host: Host, asked: Asked) -> GpuLook:
     offered = Known(offers.value.get(gpu.index, ())) if isinstance(offers, Known) else offers
     seen = see(gpu, offered, facts.containers)
     if isinstance(seen, Unknown):
-        raise FactUnknown(
-            f"no plan without knowing what is there: {seen.reason}",
-            where=where,
-            hints=_ways(seen.reason, host.name),
-        )
-    _refuse_pending(seen.value, where)
+        raise unread(f"no plan without knowing what is there: {seen.reason}", where, host.name)
+    refuse_pending(seen.value, where)
     return GpuLook(
         host=host,
         facts=facts,
@@ -55,12 +50,8 @@ def look_at(tools: Tools, host: Host, asked: Asked) -> GpuLook:
 
 def _one(asked: Asked, host: HostName, facts: HostFacts) -> GpuFact:
     if isinstance(facts.gpus, Unknown):
-        raise FactUnknown(
-            f"its GPUs could not be read: {facts.gpus.reason}",
-            where=host,
-            hints=_ways(facts.gpus.reason, host),
-        )
-    found = choose(asked, host, facts.gpus.value)
+        raise unread(f"its GPUs could not be read: {facts.gpus.reason}", host, host)
+    found = choose(asked, host, facts, facts.gpus.value)
     if len(found) == 1:
         return found[0]
     raise UsageError(
@@ -71,13 +62,7 @@ def _one(asked: Asked, host: HostName, facts: HostFacts) -> GpuFact:
     )
 
 
-def _ways(reason: str, host: HostName) -> tuple[str, ...]:
-    """What to do about words of nvidia-smi, where they are known, and who tells more."""
-    advice = judge(Verb.LOOK, reason, 1).advice if judge(Verb.LOOK, reason, 1).said is Said.REFUSED else ""
-    return (*([advice] if advice else []), f"look with `gpufleet hosts check {host}`")
-
-
-def _refuse_pending(seen: SeenGpu, where: str) -> None:
+def refuse_pending(seen: SeenGpu, where: str) -> None:
     """Raises PreflightFailed when a mode waits for a reset: somebody began something."""
     if seen.on == seen.pending:
         return

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from gpufleet.errors import UsageError
+from gpufleet.errors import FleetError, Unplaceable, UsageError
 from gpufleet.mig.boards import BOARDS
 from gpufleet.mig.geometry import is_legal
 from gpufleet.mig.layout import PRESETS, Wanted, at_least, parse
@@ -202,8 +202,9 @@ def test_why_not(layout, reason, fits):
     ],
 )
 def test_wishes_that_no_board_has(text, said):
-    with pytest.raises(UsageError) as caught:
+    with pytest.raises(FleetError) as caught:
         parse(text, H100)
+    assert isinstance(caught.value, Unplaceable) == text.startswith(("3g.39", "2g.24"))
     assert said in " ".join([caught.value.summary, *caught.value.hints])
 
 
