@@ -117,7 +117,7 @@ def places(
             f"the GPU `{gpu}` is not known here, or has several sizes of memory",
             hints=(close or f"known: {names}", "`--memory-gib G` takes any other"),
         )
-    size = slice_gib(mig) if mig else None
+    size = (_listed_gib(board.name, mig) if board else None) or slice_gib(mig) if mig else None
     if mig and size is None:
         raise UsageError(f"`--slice {mig}` is no MIG profile", hints=("for example 3g.40gb",))
     card = board.total_gib if board else None
@@ -141,6 +141,14 @@ def places(
     if board is None:
         return ()
     return (Place(name=board.name, memory_gib=board.total_gib, capability=board.capability),)
+
+
+def _listed_gib(board: str, mig: str) -> float | None:
+    """What nvidia-smi printed for this profile on such a board: a name is no size, 1g.18gb of an H200 holds 16 GiB."""
+    from gpufleet.mig.boards import BOARDS as CUT
+
+    profile = CUT[board].profile(mig) if board in CUT else None
+    return profile.memory_gib if profile else None
 
 
 def slice_place(name: str, memory_mib: int, card_mib: int, capability: tuple[int, int] | None) -> Place:

@@ -271,10 +271,13 @@ def _parallel_faults(pool: Pool) -> tuple[Fault, ...]:
         wanted *= int(size or 1)
     if wanted == devices or (sizes[0] is None and wanted < devices):
         return ()
+    hint = f"set `slice: {{gpus: {wanted}}}`, or leave the flag out: gpufleet writes it"
+    if pool.slice.mig is not None:
+        hint = f"a process uses one slice: run more replicas, take a larger slice, or `slice: {{gpus: {wanted}}}`"
     return (
         Fault(
             message=f"the arguments ask for {wanted} GPU(s), and a replica gets {devices}",
-            hint=f"set `slice: {{gpus: {wanted}}}`, or leave the flag out: gpufleet writes it",
+            hint=hint,
         ),
     )
 

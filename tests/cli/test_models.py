@@ -63,7 +63,7 @@ def test_fit_of_a_config_with_a_measured_activation(capsys: pytest.CaptureFixtur
 def test_fit_of_a_catalogue_name_on_a_board_and_on_a_slice(capsys: pytest.CaptureFixture[str]) -> None:
     assert answer(capsys, "models", "fit", "qwen3-8b", "--gpu", "A100-80GB")["verdict"] == "fits"
     found = answer(capsys, "models", "fit", "qwen3-8b", "--gpu", "H100-80GB", "--slice", "1g.10gb")
-    assert (found["verdict"], found["memory_gib"]) == ("no", 9.5)
+    assert (found["verdict"], found["memory_gib"]) == ("no", 9.75)
     assert found["hints"]
 
 
