@@ -6,13 +6,15 @@ import itertools
 import random
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpufleet.pools.model import ALGORITHMS
 from gpufleet.proxy.decide.balance.policies import POLICIES
 from tests.kit.policy_kit import KEY, View, shares, views
 
+SOME = settings(max_examples=max(20, settings().max_examples // 5))
+"""Each example is a long story of its own."""
 EVERY = pytest.mark.parametrize("name", sorted(POLICIES))
 member_lists = st.lists(
     st.builds(
@@ -69,6 +71,7 @@ def test_even_load_gives_even_shares(name, count):
     assert all(abs(share - 420) <= bound for share in got.values()), got
 
 
+@SOME
 @given(st.data())
 def test_round_robin_neither_skips_nor_repeats_while_members_come_and_go(data):
     policy = POLICIES["round-robin"]()
@@ -111,6 +114,7 @@ def test_least_busy_asks_in_the_order_of_requests_in_flight(members):
     assert [running[id_] for id_ in order] == sorted(running.values())
 
 
+@SOME
 @given(st.data())
 def test_between_two_turns_of_one_member_everybody_who_stayed_had_one(data):
     """No skip and no repeat, said of every two turns: members come, go and come back between any two requests."""
@@ -207,6 +211,7 @@ def test_changed_weights_are_exact_from_the_first_pick_on(before, after, picks):
         assert [window.count(view.id) for view in new] == after
 
 
+@SOME
 @given(st.data())
 def test_weights_stay_near_their_share_while_members_come_and_go(data):
     """Nobody who stayed all the time is more than one cycle away from its share."""

@@ -9,12 +9,14 @@ from collections.abc import Container
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpufleet.proxy.decide.prefix_index import RENT, UNKNOWN_TOKENS, PrefixIndex
 
 BLOCK = 256
+SOME = settings(max_examples=max(20, settings().max_examples // 5))
+"""Each example is a long story of its own."""
 
 
 def chain(*parts: object) -> list[int]:
@@ -50,6 +52,7 @@ class Plain:
         return next((place for place, key in enumerate(blocks) if key not in recent), len(blocks))
 
 
+@SOME
 @given(st.data())
 def test_it_knows_what_a_plain_model_knows(data):
     index, plain = PrefixIndex(BLOCK), Plain()
@@ -138,6 +141,7 @@ def test_the_turns_of_a_conversation_keep_it_where_it_is():
         assert index.common(chain(*words), turn) * BLOCK <= RENT  # each turn pays for another place
 
 
+@SOME
 @given(seed=st.integers(0, 2**32), spread=st.integers(2, 8))
 def test_spreading_costs_no_more_than_the_rent(seed, spread):
     """Whoever goes elsewhere only where it counts as free reads at most the rent of all requests again."""
