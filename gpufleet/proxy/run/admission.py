@@ -22,6 +22,7 @@ from gpufleet.proxy.wire.refusal import (
     overloaded,
     stopping,
 )
+from gpufleet.proxy.wire.session import session_of
 from gpufleet.tokens.model import ANONYMOUS, Principal
 
 _TRACED: Final = re.compile(rb"(?:^|\n)traceparent:", re.IGNORECASE)
@@ -33,6 +34,7 @@ class Asked(msgspec.Struct, frozen=True, gc=False):
 
     Attributes:
         target: path and query for the engine.
+        session: what the client calls its conversation; empty: nothing.
         refusal: what it is answered without a look at its body.
         at, directory, table: what the answer rests on, besides the head.
     """
@@ -41,6 +43,7 @@ class Asked(msgspec.Struct, frozen=True, gc=False):
     place: Place
     target: bytes
     principal: Principal
+    session: str
     request_id: bytes
     refusal: Refusal | None
     at: float
@@ -66,7 +69,7 @@ def admit(state: ProxyState, head: RequestHead, others_buffered: int, last: Aske
         and last.refusal is None
         and not state.stopping
     ):
-        place, target, principal = last.place, last.target, last.principal
+        place, target, principal, session = last.place, last.target, last.principal, last.session
         refusal: Refusal | None = None
     else:
         path, mark, query = head.target.partition(b"?")
@@ -74,12 +77,13 @@ def admit(state: ProxyState, head: RequestHead, others_buffered: int, last: Aske
         target = place.path.encode() + mark + query
         found = _received(state, head, place)
         principal, refusal = (ANONYMOUS, found) if isinstance(found, Refusal) else (found, None)
+        session = session_of(head.kept, principal.tenant)
     if refusal is None:
         if others_buffered + (head.length or 0) > state.config.buffered_limit:
             refusal = overloaded()
         elif state.config.trace:
             head = _traced(head)
-    return Asked(head, place, target, principal, request_id, refusal, wall, directory, table)
+    return Asked(head, place, target, principal, session, request_id, refusal, wall, directory, table)
 
 
 def _received(state: ProxyState, head: RequestHead, place: Place) -> Principal | Refusal:

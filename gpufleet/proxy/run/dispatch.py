@@ -49,7 +49,7 @@ def dispatch(
         client = _reading(state, client, asked, pool)
         only = _holder_of_earlier(state, asked, pool, earlier_response(body, size))
     exchange = Exchange(state, client, asked, body, size, pool=pool, stream=bool(peeked.stream), now=now)
-    return exchange, pool.key(peeked.model or "", asked, body, size), only
+    return exchange, pool.key(peeked.model or "", asked.session, body, size), only
 
 
 def _reading(state: ProxyState, client: Downstream, asked: Asked, pool: LivePool) -> Downstream:

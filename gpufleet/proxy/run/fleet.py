@@ -11,7 +11,6 @@ import asyncio
 import logging
 import re
 from collections.abc import Sequence
-from typing import Protocol
 
 from gpufleet.pools.routes import EndpointRoute, PoolRoute, RouteTable
 from gpufleet.proxy.config import ProxyConfig
@@ -22,10 +21,7 @@ from gpufleet.proxy.decide.health import Health, Observation, Verdict, eligible,
 from gpufleet.proxy.decide.load import Share
 from gpufleet.proxy.run.key_reference import resolve
 from gpufleet.proxy.run.member import Member, Seat, split_url
-from gpufleet.proxy.wire.heads import RequestHead
 from gpufleet.proxy.wire.prompt import read as read_prompt
-from gpufleet.proxy.wire.session import session_of
-from gpufleet.tokens.model import Principal
 
 _ANSWERED, _UP = Observation.ANSWERED, Verdict.UP  # see `request`
 _LOG = logging.getLogger("gpufleet.proxy")
@@ -40,20 +36,6 @@ class TableRefused(Exception):
 
     def __init__(self, reason: str) -> None:
         super().__init__("".join(sign if sign.isprintable() else repr(sign)[1:-1] for sign in reason))
-
-
-class Asking(Protocol):
-    """A request, as far as its head says."""
-
-    @property
-    def head(self) -> RequestHead:
-        """Of the request."""
-        ...
-
-    @property
-    def principal(self) -> Principal:
-        """Who asks."""
-        ...
 
 
 class LivePool:
@@ -84,9 +66,8 @@ class LivePool:
         self.route_draining = frozenset(seat.id for seat in seats if seat.draining)
         self.eligible: tuple[Seat, ...] = ()
 
-    def key(self, model: str, asked: Asking, body: bytes | bytearray, size: int) -> RequestKey:
+    def key(self, model: str, session: str, body: bytes | bytearray, size: int) -> RequestKey:
         """What the policy wants to know of a request; `body` is JSON in its first `size` bytes, or something else."""
-        session = session_of(asked.head.kept, asked.principal.tenant)
         if self.learner is None:
             return RequestKey(model=model, session=session)
         prompt = read_prompt(body, size)

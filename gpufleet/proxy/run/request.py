@@ -206,7 +206,13 @@ class Exchange:
 
     def on_body(self, received: bytes) -> None:
         connection = self._connection
-        if connection is not None:
+        if connection is None:
+            return
+        if self._first_byte_at is not None and not self._unchunk and connection.reader.passes(received):
+            self._last_byte_at = self._state.loop.time()
+            self._client.write(received)
+            self._keep_tail(received)
+        else:
             self._relay(connection, b"", received)
 
     def _relay(self, connection: UpstreamConnection, before: bytes, received: bytes) -> None:
@@ -225,18 +231,16 @@ class Exchange:
         if self._first_byte_at is None and taken:
             self._first_byte_at = now
             self._read(now - self._started_at)
-        if payload is not None:
-            content = before + b"".join(payload)
-        else:
-            piece = received if taken == len(received) else received[:taken]
-            content = before + piece if before else piece
+        content = before + (received[:taken] if payload is None else b"".join(payload))
         if content:
             self._client.write(content)
-        if self._counts and (not self._stream or self._tail or may_hold(received)):
-            tail = self._tail + received if self._tail else received
-            self._tail = tail[-2 * TAIL :] if len(tail) > 2 * TAIL else tail
+        self._keep_tail(received)
         if reader.complete:
             self._complete(connection)
+
+    def _keep_tail(self, received: bytes) -> None:
+        if self._counts and (not self._stream or self._tail or may_hold(received)):
+            self._tail = (self._tail + received)[-2 * TAIL :]
 
     def _read(self, seconds: float) -> None:
         """The engine has read the prompt. An answer that is no stream comes when all of it is written."""
@@ -269,12 +273,9 @@ class Exchange:
             self._failed(Failure.STALE if stale else Failure.SENT, why)
 
     def _after(self, failure: Failure) -> Next:
-        return decide(
-            failure,
-            others_tried=self._others_tried,
-            others_left=len(self._ranked) - 1 - self._others_tried,
-            fresh_tried=self._fresh_tried,
-        )
+        tried = self._others_tried
+        left = len(self._ranked) - 1 - tried
+        return decide(failure, others_tried=tried, others_left=left, fresh_tried=self._fresh_tried)
 
     def _failed(self, failure: Failure, refusal: Refusal) -> None:
         """An attempt ended and not one byte went to the client."""

@@ -85,6 +85,17 @@ class ChunkFollower:
                 position = self._line_piece(received, position)
         return position
 
+    def passes(self, received: bytes) -> bool:
+        """True when this is one whole chunk and nothing else, as engines write a token; it is then followed.
+
+        What `feed` would say, for a third of the cost.
+        """
+        if self._state is not _SIZE or self._line or (match := _SIZE_LINE.match(received)) is None:
+            return False
+        start = match.end()
+        whole = 0 < int(match[1], 16) == len(received) - start - 2 and received.endswith(b"\r\n")
+        return whole and start <= LINE_LIMIT
+
     def _open(self, match: re.Match[bytes]) -> int:
         if match.end() - match.start() > LINE_LIMIT:
             raise ProtocolError(400, "a chunk's size line is too long")

@@ -287,6 +287,13 @@ class ResponseReader:
             self.overrun = True
         return taken
 
+    def passes(self, received: bytes) -> bool:
+        """`follow` for a piece that is one whole chunk, the usual one of a stream; False: another, and nothing was done."""
+        if self._chunks is None or self.complete or not self._chunks.passes(received):
+            return False
+        self.pieces += 1
+        return True
+
     def closed(self) -> bool:
         """The peer closed the connection in order, not by a reset; True when the answer is whole."""
         if self._framing is _CLOSE:

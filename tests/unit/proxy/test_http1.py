@@ -203,6 +203,46 @@ def test_a_chunked_body_is_followed_to_its_last_byte(contents, behind, points):
     assert b"".join(payload) == b"".join(contents)
 
 
+WHOLE_CHUNKS = [b"5\r\nhello\r\n", b"1;x=y\r\n\n\r\n", b"0a\r\n0\r\n\r\n1\r\nab\r\n"]
+
+
+@pytest.mark.parametrize("piece", WHOLE_CHUNKS)
+def test_a_piece_that_is_one_chunk_passes(piece):
+    assert ChunkFollower().passes(piece)
+
+
+@pytest.mark.parametrize(
+    "piece",
+    [
+        b"",
+        b"0\r\n\r\n",
+        b"5\r\nhello",
+        b"5\r\nhello\r\n0\r\n\r\n",
+        b"6\r\nhello\r\n",
+        b"4\r\nhello\r\n",
+        b"5\nhello\r\n",
+        b"5;" + b"x" * 5000 + b"\r\nhello\r\n",
+    ],
+)
+def test_a_piece_that_is_more_or_less_than_one_chunk_does_not_pass(piece):
+    assert not ChunkFollower().passes(piece)
+
+
+@given(which=st.sampled_from(WHOLE_CHUNKS), start=st.integers(0, 24), noise=st.binary(max_size=4))
+def test_what_passes_is_what_would_be_followed_to_its_end(which, start, noise):
+    piece = which[:start] + noise + which[start:]
+    passing, following = ChunkFollower(), ChunkFollower()
+    if passing.passes(piece):
+        assert following.feed(piece) == len(piece)
+        assert (following.gap, following.complete) == (passing.gap, passing.complete) == (0, False)
+
+
+def test_nothing_passes_in_the_middle_of_a_chunk():
+    follower = ChunkFollower()
+    follower.feed(b"20\r\n")
+    assert not follower.passes(WHOLE_CHUNKS[0])
+
+
 def test_a_head_without_end_is_refused_before_it_fills_the_memory():
     reader = RequestReader(LIMIT)
 
