@@ -46,7 +46,7 @@ def candidates_text(
                 words(row["port"]),
                 words(row["models"]) or str(row["reason"]),
                 words(row["in_pools"]),
-                {True: "yes", False: "no"}.get(row["joins"], ""),  # type: ignore[call-overload]  # None has no entry
+                "unknown" if row["joins"] is None else "yes" if row["joins"] else "no",
             )
             for row in rows
         ]

@@ -105,7 +105,7 @@ def test_commands_that_change_a_gpu_cannot_be_built_without_its_uuid():
         assert command.script.lstrip().splitlines()[3:5] == ["gpu=$1", "shift"]
     for word in ("", "0", "all", "GPU-0", None):
         with pytest.raises(ValueError, match="by its UUID"):
-            Target(word)  # type: ignore[arg-type]
+            Target(word)  # type: ignore[arg-type]  # None is what the type forbids, and the check too
 
 
 def test_no_line_of_gpufleet_changes_a_gpu_that_it_does_not_name():
